@@ -41,6 +41,8 @@ static int move_usage(FILE *out)
         "  --keep-source           the QEMU here is not quit once all is there: it stands still, and\n"
         "                          cannot run the guest\n"
         "  --plug SPEC             it gets that one there, as -device has it; repeatable\n"
+        "  --same-disks            do not look whether the host has the same images by their names, and no\n"
+        "                          copies: you know that they are the same\n"
         "  --agent PATH            farfork there; default: this program\n"
         "  --rundir DIR            sockets, logs and state; default: /run/farfork\n"
         "  --id ID                 name the move\n"
@@ -73,7 +75,7 @@ static int move_domain(struct domain_options *d, const struct session_options *o
 {
     if (!*argv || o->qemu || o->rundir || o->id || back->go || back->hold || back->fence ||
         back->record || back->overlays || way->via == VIA_TRANSPORT || way->tpm ||
-        way->from_stream || way->keep_source || o->unconfined || way->unplug.n || way->plug.n)
+        way->from_stream || way->keep_source || way->same_disks || o->unconfined || way->unplug.n || way->plug.n)
         return move_usage(stderr);
     d->uri = argv[0];
     d->words = argv + 1;
@@ -91,7 +93,7 @@ int cmd_move(int argc, char **argv)
     enum {
         LAUNCHER = 256, OPTIONS, QEMU, AGENT, RUNDIR, ID, TIMEOUT, JSON, QUIET, FALLBACK, FENCE,
         LEASE, RECORD, OVERLAYS, OUTPUT, VIA, UNTESTED, DOMAIN, ADDRESS, METRICS_DIR, SCOPE,
-        TPM, FROM_STREAM, UNPLUG, PLUG, KEEP_SOURCE, UNCONFINED
+        TPM, FROM_STREAM, UNPLUG, PLUG, KEEP_SOURCE, UNCONFINED, SAME_DISKS
     };
     static const struct option options[] = {
         {"help", no_argument, NULL, 'h'}, {"launcher", required_argument, NULL, LAUNCHER},
@@ -103,7 +105,7 @@ int cmd_move(int argc, char **argv)
         {"overlays", required_argument, NULL, OVERLAYS}, {"output", required_argument, NULL, OUTPUT},
         {"domain", required_argument, NULL, DOMAIN}, {"address", required_argument, NULL, ADDRESS},
         {"via", required_argument, NULL, VIA}, {"untested", no_argument, NULL, UNTESTED},
-        {"from-stream", no_argument, NULL, FROM_STREAM},
+        {"from-stream", no_argument, NULL, FROM_STREAM}, {"same-disks", no_argument, NULL, SAME_DISKS},
         {"unplug", required_argument, NULL, UNPLUG}, {"plug", required_argument, NULL, PLUG},
         {"unconfined", no_argument, NULL, UNCONFINED},
         {"keep-source", no_argument, NULL, KEEP_SOURCE},
@@ -163,6 +165,7 @@ int cmd_move(int argc, char **argv)
         case UNCONFINED: o.unconfined = true; break;
         case KEEP_SOURCE: way.keep_source = true; break;
         case UNTESTED: way.untested = true; break;
+        case SAME_DISKS: way.same_disks = true; break;
         case FROM_STREAM: way.from_stream = true; break;
         case SCOPE: o.scope = optarg; break;
         case METRICS_DIR: o.metrics_dir = optarg; break;

@@ -45,6 +45,8 @@ static int visit_usage(FILE *out)
         "  --launcher TEMPLATE     how to run {cmd} on {host}; default: 'ssh {host} {cmd}'\n"
         "  --options OPTIONS       of the transport, both ways: 'timeout=30,reconnect=60'; link is tcp\n"
         "  --qemu PATH             the QEMU there; default: the one here\n"
+        "  --same-disks            do not look whether the host has the same images by their names, and no\n"
+        "                          copies: you know that they are the same\n"
         "  --agent PATH            farfork there; default: this program\n"
         "  --rundir DIR            sockets, logs and state; default: /run/farfork\n"
         "  --id ID                 name the visit\n"
@@ -140,7 +142,7 @@ int cmd_visit(int argc, char **argv)
 {
     enum {
         LAUNCHER = 256, OPTIONS, QEMU, AGENT, RUNDIR, ID, TIMEOUT, JSON, QUIET, UNTIL, DATA, HOME_AT, METRICS_DIR, SCOPE,
-        SERVE, PERMIT, BUDGET, FALLBACK, FENCE, LEASE, RECORD, OVERLAYS, UNCONFINED
+        SERVE, PERMIT, BUDGET, FALLBACK, FENCE, LEASE, RECORD, OVERLAYS, UNCONFINED, SAME_DISKS
     };
     static const struct option options[] = {
         {"help", no_argument, NULL, 'h'}, {"launcher", required_argument, NULL, LAUNCHER},
@@ -154,7 +156,7 @@ int cmd_visit(int argc, char **argv)
         {"fallback", required_argument, NULL, FALLBACK}, {"fence", required_argument, NULL, FENCE},
         {"lease", required_argument, NULL, LEASE}, {"record", required_argument, NULL, RECORD},
         {"overlays", required_argument, NULL, OVERLAYS}, {"metrics-dir", required_argument, NULL, METRICS_DIR},
-        {"unconfined", no_argument, NULL, UNCONFINED},
+        {"unconfined", no_argument, NULL, UNCONFINED}, {"same-disks", no_argument, NULL, SAME_DISKS},
         {"json", no_argument, NULL, JSON}, {"quiet", no_argument, NULL, QUIET}, {0}};
     struct session_options o = {.n = 2, .timeout_s = VISIT_TIMEOUT_S};
     struct strv data = {0};
@@ -166,6 +168,7 @@ int cmd_visit(int argc, char **argv)
 
     while ((opt = getopt_long(argc, argv, "h", options, &at)) != -1)
         switch (opt) {
+        case SAME_DISKS: v.same_disks = true; break;
         case LAUNCHER: o.launcher = optarg; break;
         case OPTIONS: o.link_options = optarg; break;
         case QEMU: o.qemu = optarg; break;

@@ -47,6 +47,7 @@
 #include "overlay_records.h"
 #include "preflight.h"
 #include "rundir.h"
+#include "same_file.h"
 
 #define TICK_MS 250
 #define TICK_READY_MS 10       /* while children come that are started ahead */
@@ -237,6 +238,8 @@ static void run_command(struct agent *a, const char *line)
         agent_keep(a);
     } else if ((v = json_object_get(o, "adopt"))) {
         agent_send(a, agent_vms_adopt(&a->vms, v));
+    } else if ((v = json_object_get(o, "same"))) {
+        agent_send(a, json_pack("{ss so}", "event", "same", "files", same_files_look(v)));
     } else if ((v = json_object_get(o, "plugged"))) {
         agent_vms_plugged(&a->vms, v);
     } else if ((v = json_object_get(o, "say"))) {
@@ -251,7 +254,7 @@ static void run_command(struct agent *a, const char *line)
     } else if (json_is_true(json_object_get(o, "ping"))) {
         agent_send(a, json_pack("{ss}", "event", "pong"));
     } else if (!agent_warm(a, o)) {
-        agent_send_error(a, 0, "want one JSON object a line: check, spawn, kill, qmp, adopt, plugged, say, keep, "
+        agent_send_error(a, 0, "want one JSON object a line: check, spawn, kill, qmp, adopt, same, plugged, say, keep, "
                               "await_feed, feed, first, foreground, message, unused, ping, detach or end");
     }
     json_decref(o);

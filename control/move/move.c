@@ -178,7 +178,9 @@ int move_run(const struct session_options *given, const struct move_fallback *ba
              const struct move_way *way, const char *host)
 {
     struct move m = {.back = *back, .via = way->via, .untested = way->untested, .visit = way->visit,
-                     .from_stream = way->from_stream, .keep_source = way->keep_source, .tpm = way->tpm, .unplug = &way->unplug};
+                     .from_stream = way->from_stream, .keep_source = way->keep_source, .tpm = way->tpm,
+                     .same_disks = way->same_disks || (way->visit && way->visit->o.same_disks),
+                     .unplug = &way->unplug};
     struct ff_error why;
     int code = EXIT_USAGE;
     FF_AUTO_FREE char *options = NULL;
@@ -192,6 +194,7 @@ int move_run(const struct session_options *given, const struct move_fallback *ba
     free(m.starter);
     strv_free(&m.argv);
     json_decref(m.images);
+    json_decref(m.files);
     json_decref(m.machine);
     overlay_records_owner_free(&m.owner);
     move_fallback_free(&m);

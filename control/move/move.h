@@ -40,6 +40,7 @@ struct move_way {
     enum move_via via;
     bool untested; /* proxies: with any version of QEMU */
     bool from_stream; /* proxies: all memory by QEMU's own stream */
+    bool same_disks;  /* the images there are not looked at: the operator knows */
     const char *tpm; /* socket of an swtpm there; NULL: none */
     bool keep_source; /* the QEMU here is not quit */
     struct strv unplug, plug; /* ids here, what -device takes there */
@@ -52,7 +53,7 @@ struct move {
     struct session s; /* one host; two children: the QEMU there, and its proxy if there is one */
     struct visit *visit; /* the caller's; NULL: it moves for good */
     enum move_via via; /* as asked for; once the QEMU there runs, what it is */
-    bool untested, from_stream, keep_source;
+    bool untested, from_stream, keep_source, same_disks;
     char *starter;     /* who acts on the end of the QEMU here, which is kept for that; NULL: nobody */
     const char *tpm;
     const struct strv *unplug; /* borrowed */
@@ -65,6 +66,7 @@ struct move {
     char *proxy_dir, *proxy_qmp;
     struct strv argv;     /* the parent's, with the images that its disks have now */
     json_t *images;        /* that its disks had then */
+    json_t *files;         /* names of all files that its images are in, but for firmware */
     json_t *machine;       /* move_same.c: what its QEMU here said of it */
     struct overlay_owner owner; /* of the parent's overlays, where it is a child; until they are
                                  * handed over */
@@ -155,6 +157,9 @@ void move_let_go(struct move *m);
 /* What the guest owned here it owns there: once it is there. Whether nothing is left to hand
  * over */
 bool move_hand_over(struct move *m, struct ff_error *why);
+
+/* move_files.c: that the agent there sees the files that are here, by their names. -ESTALE */
+int move_check_files(struct move *m, struct ff_error *why);
 
 /* move_proxy.c: a QEMU that has not the transport. move_choose_via(): which way it goes, once the
  * QEMU there runs; then the proxy there, before it is asked anything; and the one here, which

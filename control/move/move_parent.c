@@ -216,6 +216,7 @@ static int find_disks(struct move *m, struct ff_error *why)
     }
     disks_free(plan);
     m->images = move_images(m, block, NULL);
+    m->files = disks_files(cwd_of(m), block, nodes);
     return 0;
 }
 

@@ -177,6 +177,8 @@ int move_start(struct move *m, struct ff_error *why)
     int rc = start_agent(m, why);
 
     if (!rc)
+        rc = move_check_files(m, why);
+    if (!rc)
         rc = move_fallback_make(m, why);
     if (!rc)
         rc = spawn_there(m, why);

@@ -20,6 +20,7 @@ struct visit_options {
     const char *until;       /* a command here, whose end brings it home; NULL: a signal does */
     const char *home;        /* this host's address, which the other one reaches; NULL: found out */
     const struct strv *data; /* SPECs; borrowed */
+    bool same_disks;         /* as move_way.same_disks */
     unsigned budget_mib;     /* what prefill brings there, at most; 0: nothing */
     const char *word;        /* of the guest that asked for it, at its port, perhaps ""; NULL: somebody else wants it */
 };

@@ -141,7 +141,7 @@ struct session {
     struct strv unplugged;  /* ids of devices that the guest is to let go: not on parent_argv any more */
     json_t *unplug_error;   /* the last event that one of them is not let go; or NULL */
     json_t *io_error;   /* the last event BLOCK_IO_ERROR of it; or NULL */
-    json_t *answer;     /* the last event "qmp", "keep", "adopt" or "say"; NULL: none since then */
+    json_t *answer;     /* the last event "qmp", "keep", "adopt", "say" or "same"; NULL: none since then */
     char *key;          /* of key_text_new() */
     bool launched;
     int signals;

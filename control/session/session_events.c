@@ -248,7 +248,7 @@ void session_on_agent_event(struct session *s, struct host *h, const json_t *e)
     } else if (!strcmp(name, "lost")) {
         on_lost(s, h, text_of(e, "error"));
     } else if (!strcmp(name, "qmp") || !strcmp(name, "keep") || !strcmp(name, "adopt") ||
-               !strcmp(name, "say")) {
+               !strcmp(name, "say") || !strcmp(name, "same")) {
         json_decref(s->answer);
         s->answer = json_incref((json_t *)e);
     } else if (!strcmp(name, "detached")) {

@@ -439,6 +439,29 @@ def busy(t, accel):
             kill(m.base, m.name)
 
 
+def copied(t, accel):
+    """The host has a copy by the name of its disk: nothing is started there, but for one who knows."""
+    image, copy = (os.path.join(t.work, n) for n in ('there.raw', 'copy.raw'))
+    for path in image, copy:
+        with open(path, 'wb') as f:
+            f.truncate(1 << 20)
+    with open(os.path.join(t.work, 'over'), 'w', encoding='ascii') as f:
+        f.write(f'#!/bin/sh\nmount --bind {copy} {image} && exec env FF_HOST="$@"\n')
+    os.chmod(f.name, 0o700)
+    over = ('--launcher', f'unshare -m {f.name} {{host}} {{cmd}}')
+    with Parent(t, accel, extra=('-drive', f'file={image},format=raw,if=none,id=d0',
+                                 '-device', 'virtio-blk-pci,drive=d0')) as a:
+        a.start_load()
+        with Move(t, a, launcher=over) as m:
+            m.end(1, 'here', f'image {image}: nothing shows that it is the same file on h1')
+            check_here(m, a)
+            if glob.glob(t.work + '/.farfork-same-*'):
+                raise Failed(f'left: {os.listdir(t.work)}')
+        with Move(t, a, '--same-disks', launcher=over) as m:
+            m.end(0, 'there')
+            kill(m.base, m.name)
+
+
 # --- after the switch ---
 
 def folder_of(move):
@@ -699,6 +722,7 @@ def run(t):
             ('no host, no QEMU there, another device', lambda: refused(t, accel)),
             ('refused by either QEMU', lambda: cannot_move(t, accel)),
             ('jobs and exports of its disks', lambda: busy(t, accel)),
+            ('a copy of its disk there', lambda: copied(t, accel)),
             ('interrupted before the switch', lambda: interrupted(t, accel)),
             ('interrupted after the switch', lambda: interrupted_late(t, accel)),
             ('killed before the switch', lambda: killed(t, accel, STUCK, 'device')),

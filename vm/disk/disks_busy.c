@@ -114,14 +114,14 @@ static bool has_parent(const json_t *graph, const char *node)
 
 /* --- what is refused --- */
 
-static const char *image_of(const struct disks_busy *b, const char *node)
+static const char *node_image(const struct disks_busy *b, const char *node)
 {
     const char *file = *node ? text_of(json_find(b->nodes, "node-name", node), "file") : "";
 
     return *file ? file : node;
 }
 
-static int check_jobs(const struct disks_busy *b, struct ff_error *why)
+static int refuse_jobs(const struct disks_busy *b, struct ff_error *why)
 {
     static const char *const over[] = {"concluded", "null", NULL};
     size_t i;
@@ -129,7 +129,7 @@ static int check_jobs(const struct disks_busy *b, struct ff_error *why)
 
     json_array_foreach(b->jobs, i, job) {
         const char *id = text_of(job, "id");
-        const char *disk = image_of(b, node_below(b->graph, find_node(b->graph, "block-job", id),
+        const char *disk = node_image(b, node_below(b->graph, find_node(b->graph, "block-job", id),
                                                   "main node"));
         if (!is_any_of(text_of(job, "status"), over))
             return ff_error_set(why, EBUSY,
@@ -140,14 +140,14 @@ static int check_jobs(const struct disks_busy *b, struct ff_error *why)
     return 0;
 }
 
-static int check_exports(const struct disks_busy *b, struct strv *notes, struct ff_error *why)
+static int refuse_exports(const struct disks_busy *b, struct strv *notes, struct ff_error *why)
 {
     size_t i;
     json_t *e;
 
     json_array_foreach(b->exports, i, e) {
         const char *id = text_of(e, "id"), *type = text_of(e, "type"),
-                   *node = text_of(e, "node-name"), *disk = image_of(b, node);
+                   *node = text_of(e, "node-name"), *disk = node_image(b, node);
         if (!b->graph || is_written_apart(b->graph, node))
             return ff_error_set(why, EBUSY, "export '%s' (%s) of disk %s %s: end it first (QMP "
                                 "block-export-del)", id, type, disk,
@@ -160,7 +160,7 @@ static int check_exports(const struct disks_busy *b, struct strv *notes, struct 
     return 0;
 }
 
-static bool is_on_command_line(const json_t *argv, const char *node)
+static bool names_node(const json_t *argv, const char *node)
 {
     static const char *const keys[] = {"node-name", "file.node-name", "backing.node-name",
                                        "file.file.node-name"};
@@ -180,7 +180,7 @@ static bool is_on_command_line(const json_t *argv, const char *node)
     return false;
 }
 
-static int check_filters(const struct disks_busy *b, struct ff_error *why)
+static int refuse_filters(const struct disks_busy *b, struct ff_error *why)
 {
     static const char *const of_jobs[] = {"mirror_top", "commit_top", "backup-top", "copy-before-write", NULL};
     static const char *const filters[] = {"blkdebug", "blklogwrites", "blkreplay", "blkverify", "compress",
@@ -191,21 +191,21 @@ static int check_filters(const struct disks_busy *b, struct ff_error *why)
     json_array_foreach(b->nodes, i, n) {
         const char *node = text_of(n, "node-name"), *driver = text_of(n, "drv");
         bool is_job = is_any_of(driver, of_jobs), is_late = is_any_of(driver, filters) && *node != '#';
-        if ((is_job || (is_late && has_parent(b->graph, node))) && !is_on_command_line(b->argv, node))
+        if ((is_job || (is_late && has_parent(b->graph, node))) && !names_node(b->argv, node))
             return ff_error_set(why, EBUSY, "filter %s (%s) of disk %s was added at run time, and would not go "
                                 "along: remove it, or end the job that it belongs to", node, driver,
-                                image_of(b, node));
+                                node_image(b, node));
     }
     return 0;
 }
 
 int disks_check_busy(const struct disks_busy *b, struct strv *notes, struct ff_error *why)
 {
-    int rc = check_jobs(b, why);
+    int rc = refuse_jobs(b, why);
 
     if (!rc)
-        rc = check_exports(b, notes, why);
-    return rc ? rc : check_filters(b, why);
+        rc = refuse_exports(b, notes, why);
+    return rc ? rc : refuse_filters(b, why);
 }
 
 int disks_ask_busy(struct qmp *q, const json_t *argv, bool fork, struct strv *notes, struct ff_error *why)

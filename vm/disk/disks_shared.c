@@ -21,8 +21,8 @@ static int is_shared(struct qmp *q, const char *qdev, struct ff_error *why)
 {
     FF_AUTO_JSON json_t *value = NULL;
     FF_AUTO_FREE char *path = *qdev == '/' ? xstrdup(qdev) : xprintf("/machine/peripheral/%s", qdev);
-    int rc = *qdev ? qmp_command(q, "qom-get", json_pack("{ss ss}", "path", path, "property", "share-rw"), &value, why)
-                   : 0;
+    json_t *what = json_pack("{ss ss}", "path", path, "property", "share-rw");
+    int rc = qmp_command(q, "qom-get", what, &value, why);
 
     return rc == -EREMOTEIO ? 0 : rc ? rc : json_is_true(value);
 }
@@ -37,7 +37,7 @@ int disks_ask_shared(struct qmp *q, const char *cwd, const json_t *block, json_t
         const json_t *in = json_object_get(entry, "inserted");
         if (rc < 0 || !in || json_is_true(json_object_get(in, "ro")) || disk_stores_nothing(in))
             continue;
-        rc = is_shared(q, text_of(entry, "qdev"), why);
+        rc = *text_of(entry, "qdev") ? is_shared(q, text_of(entry, "qdev"), why) : 0;
         FF_AUTO_FREE char *name = disk_name(entry);
         FF_AUTO_FREE char *file = image_absolute(cwd, text_of(json_object_get(in, "image"), "filename"));
         if (rc > 0)
@@ -53,7 +53,8 @@ int disks_refuse_shared(struct qmp *q, const char *cwd, const json_t *block, str
     int rc = disks_ask_shared(q, cwd, block, &shared, why);
     const json_t *first = json_array_get(shared, 0);
 
-    return rc || !first ? rc : ff_error_set(why, ENOTSUP, "disk %s: others share %s (share-rw=on): an overlay would part "
-                                            "this guest from them; start it without share-rw if nobody does",
-                                            text_of(first, "disk"), text_of(first, "file"));
+    if (rc || !first)
+        return rc;
+    return ff_error_set(why, ENOTSUP, "disk %s: others share %s (share-rw=on): an overlay would part this guest from "
+                        "them; start it without share-rw if nobody does", text_of(first, "disk"), text_of(first, "file"));
 }
