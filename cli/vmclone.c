@@ -86,6 +86,8 @@ static int vmclone_usage(FILE *out)
         "                          children at most; PORT is the socket of its port org.farfork.0\n"
         "  --max-children NUMBER   with --serve: alive at a time, of all forks; default: 4 times N\n"
         "  --max-forks NUMBER      with --serve: in a minute; default: 60\n"
+        "  --same-disks            do not look whether other hosts have the same images by their names, and\n"
+        "                          no copies: you know that they are the same\n"
         "  --max-chain NUMBER      refuse a parent whose disk has more images, overlay upon overlay;\n"
         "                          default: 32 with --serve, else no limit\n"
         "  --keep N                stay, and keep N children of PARENT started on each host for the\n"
@@ -297,6 +299,7 @@ static int parse_and_run(int argc, char **argv)
         MAX_CHILDREN,
         MAX_FORKS,
         MAX_CHAIN,
+        SAME_DISKS,
         METRICS_DIR,
         SCOPE,
         DOMAIN,
@@ -341,6 +344,7 @@ static int parse_and_run(int argc, char **argv)
                                             {"max-children", required_argument, NULL, MAX_CHILDREN},
                                             {"max-forks", required_argument, NULL, MAX_FORKS},
                                             {"max-chain", required_argument, NULL, MAX_CHAIN},
+                                            {"same-disks", no_argument, NULL, SAME_DISKS},
                                             {"scope", required_argument, NULL, SCOPE},
                                             {"metrics-dir", required_argument, NULL, METRICS_DIR},
                                             {"unconfined", no_argument, NULL, UNCONFINED},
@@ -421,6 +425,7 @@ static int parse_and_run(int argc, char **argv)
             if (!value_number("vmclone", &options[at], optarg, 1, SERVE_FORKS_MAX, &cmd.max_forks))
                 return EXIT_USAGE;
             break;
+        case SAME_DISKS: o.same_disks = true; break;
         case MAX_CHAIN:
             if (!value_number("vmclone", &options[at], optarg, 1, CHILDREN_MAX, &o.max_chain))
                 return EXIT_USAGE;

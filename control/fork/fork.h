@@ -22,6 +22,7 @@ struct fork_options {
     uint64_t child_bytes; /* of memory that a child is counted with, to be placed; 0: all of the guest's */
     unsigned max_chain; /* images of a disk; 0: no limit */
     bool prestart, template, follow;
+    bool same_disks; /* the images of other hosts are not looked at: the operator knows */
     int events; /* ends are reported there, too, as JSON; 0: nowhere */
     enum net_policy net;
     struct fork_hold *hold; /* children are started ahead, for a fork that may come; or NULL */
@@ -44,6 +45,7 @@ struct fork {
     char *stopped;          /* why the parent does not run any more; NULL: it does, or never did */
     json_t *freeze;         /* what x-farfork-export said */
     json_t *cpu;            /* its flags: fork_check.c; or NULL */
+    struct same_files *same; /* its images, while hosts are asked; or NULL */
     double round_ms, export_ms; /* of ff_now_exact_ms() */
     double stood_ms;            /* so long the parent stood still, where libvirt lets it go on; 0 */
 };

@@ -19,6 +19,7 @@
 #include "fork.h"
 #include "qemu_opts.h"
 #include "preflight.h"
+#include "same_file.h"
 
 #define LATE_MS 10000 /* a login that asks name servers in vain */
 #define LATE_TIMES 4
@@ -291,6 +292,8 @@ static void ask_host(struct fork *f, struct host *h)
     json_t *program = program_of(f, h), *processor = processor_of(f, h);
     if (!f->s.anywhere)
         json_object_set_new(want, "cwd", json_string(f->s.parent_cwd));
+    if (f->same && !h->here)
+        json_object_set_new(want, "same", same_files_ask(f->same));
     if (bytes) {
         json_object_set_new(want, "folder", json_string(fork_disks_scratch(f->disks)));
         json_object_set_new(want, "bytes", json_integer((json_int_t)bytes));
@@ -302,7 +305,17 @@ static void ask_host(struct fork *f, struct host *h)
     host_send(h, json_pack("{so}", "check", want));
 }
 
-int fork_check_hosts(struct fork *f, struct ff_error *why)
+/* Children on other hosts open them by their names */
+static bool opens_images(const struct fork *f)
+{
+    bool any = false;
+
+    for (size_t i = 0; i < f->s.n_hosts; i++)
+        any |= f->s.hosts[i].state == HOST_LISTENING && !f->s.hosts[i].here;
+    return any && !f->o->nbd && !f->o->same_disks;
+}
+
+static int check_hosts(struct fork *f, struct ff_error *why)
 {
     const char *advice = "does its scratch folder (--scratch) hang?";
     bool again = false;
@@ -324,4 +337,14 @@ int fork_check_hosts(struct fork *f, struct ff_error *why)
         ask_host(f, h);
     }
     return again ? play_round(f, advice, why) : rc;
+}
+
+int fork_check_hosts(struct fork *f, struct ff_error *why)
+{
+    f->same = opens_images(f) ? same_files_marked(fork_disks_images(f->disks)) : NULL;
+    int rc = check_hosts(f, why);
+
+    same_files_free(f->same);
+    f->same = NULL;
+    return rc;
 }

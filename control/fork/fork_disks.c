@@ -44,6 +44,7 @@ struct fork_disks {
     struct qmp *parent;
     struct disks *plan;
     char *cwd;
+    json_t *files;              /* of all its images, but for firmware */
     bool prepared, forked;
     struct overlay_owner owner; /* the parent, where it is a child itself */
     struct strv made;          /* its overlays that are there because of this fork */
@@ -161,6 +162,8 @@ int fork_disks_new(struct qmp *parent, char *const *argv, const char *cwd,
     if (!rc)
         rc = disks_check_held(qmp_pid(parent), d->cwd, block, nodes, why);
     if (!rc)
+        d->files = disks_files(d->cwd, block, nodes);
+    if (!rc)
         rc = disks_refuse_shared(parent, d->cwd, block, why);
     if (!rc)
         rc = disks_plan(&in, &d->plan, why);
@@ -250,6 +253,11 @@ void fork_disks_let_go(struct fork_disks *d)
 uint64_t fork_disks_room(const struct fork_disks *d, unsigned children)
 {
     return disks_room(d->plan, children);
+}
+
+const json_t *fork_disks_images(const struct fork_disks *d)
+{
+    return d->files;
 }
 
 const char *fork_disks_scratch(const struct fork_disks *d)
@@ -490,5 +498,6 @@ void fork_disks_free(struct fork_disks *d)
     free(d->unfinished);
     free(d->server_dir);
     free(d->cwd);
+    json_decref(d->files);
     free(d);
 }

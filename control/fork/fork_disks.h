@@ -39,6 +39,7 @@ int fork_disks_new(struct qmp *parent, char *const *argv, const char *cwd,
 /* Bytes that the overlays of so many children need, 0 without disks; and the folder */
 uint64_t fork_disks_room(const struct fork_disks *d, unsigned children);
 const char *fork_disks_scratch(const struct fork_disks *d);
+const json_t *fork_disks_images(const struct fork_disks *d); /* names of the parent's, all files of them */
 
 /* Overlays for the parent, and nodes that have them open; taken back on failure */
 int fork_disks_prepare(struct fork_disks *d, struct ff_error *why);

@@ -25,6 +25,7 @@
 #include "farfork-probe.h"
 #include "folder.h"
 #include "preflight.h"
+#include "same_file.h"
 #include "spawn.h"
 
 #define PROGRAM_LIMIT_MS 20000 /* it takes 20 ms */
@@ -284,6 +285,8 @@ int preflight_check(const json_t *want, pid_t server, struct ff_error *why)
         rc = check_files(json_object_get(want, "files"), why);
     if (!rc)
         rc = check_cwd(json_string_value(json_object_get(want, "cwd")), why);
+    if (!rc)
+        rc = same_files_check(json_object_get(want, "same"), why);
     if (!rc)
         rc = preflight_descriptors(0, "an agent", (uint64_t)descriptors, why);
     if (!rc && server > 0)

@@ -149,7 +149,7 @@ json_t *same_files_ask(const struct same_files *s)
     json_t *list = json_array();
 
     for (const struct same_file *f = s->v; f < s->v + s->n; f++) {
-        if (f->same || f->why)
+        if (f->same)
             continue;
         FF_AUTO_FREE char *device = device_id(&f->st);
         json_t *o = json_pack("{ss so sI sI sI sI ss ss*}", "path", f->path, "boot", boot_id(), "mode",
@@ -158,7 +158,7 @@ json_t *same_files_ask(const struct same_files *s)
                               "mark", f->mark);
         if (f->fd >= 0)
             json_object_set_new(o, "lock", json_pack("[I I]", (json_int_t)f->lock_start, (json_int_t)f->lock_len));
-        json_object_set_new(o, "name", json_string(last_name(f->real)));
+        json_object_set_new(o, "name", json_string(last_name(f->real ? f->real : f->path)));
         json_array_append_new(list, o);
     }
     return list;
@@ -213,13 +213,18 @@ bool same_files_mark(struct same_files *s)
     return any;
 }
 
+static int not_shown(const char *path, const char *host, const char *reason, struct ff_error *why)
+{
+    return ff_error_set(why, ESTALE, "image %s: nothing shows that it is the same file on %s (%s): a copy there would be "
+                        "taken for it; put it on storage that both hosts share, or say --same-disks if you know that it "
+                        "is", path, host, reason);
+}
+
 int same_files_refuse(const struct same_files *s, const char *host, struct ff_error *why)
 {
     for (const struct same_file *f = s->v; f < s->v + s->n; f++)
         if (!f->same)
-            return ff_error_set(why, ESTALE, "image %s: nothing shows that it is the same file on %s (%s): a copy there "
-                                "would be taken for it; put it on storage that both hosts share, or say --same-disks if "
-                                "you know that it is", f->path, host, f->why ? f->why : "no answer");
+            return not_shown(f->path, host, f->why ? f->why : "no answer", why);
     return 0;
 }
 
@@ -240,6 +245,14 @@ void same_files_free(struct same_files *s)
     }
     free(s->v);
     free(s);
+}
+
+struct same_files *same_files_marked(const json_t *names)
+{
+    struct same_files *s = same_files_new(names);
+
+    same_files_mark(s);
+    return s;
 }
 
 /* --- the other host --- */
@@ -324,4 +337,16 @@ json_t *same_files_look(const json_t *ask)
     json_array_foreach(ask, i, o)
         json_array_append_new(list, recognize(o));
     return list;
+}
+
+int same_files_check(const json_t *ask, struct ff_error *why)
+{
+    FF_AUTO_JSON json_t *found = same_files_look(ask);
+    size_t i;
+    json_t *o;
+
+    json_array_foreach(found, i, o)
+        if (!json_is_true(json_object_get(o, "same")))
+            return not_shown(text_of(o, "path"), "this host", text_of(o, "why"), why);
+    return 0;
 }

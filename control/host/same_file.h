@@ -24,7 +24,11 @@ bool same_files_mark(struct same_files *s);
 int same_files_refuse(const struct same_files *s, const char *host, struct ff_error *why);
 void same_files_free(struct same_files *s);
 
-/* The other host: [{"path", "same": bool, "why": text}, ..] */
+/* The same for one look alone: all of them have a file beside them, too */
+struct same_files *same_files_marked(const json_t *names);
+/* The other host: -ESTALE: the first of those of same_files_ask() that it does not recognize */
+int same_files_check(const json_t *ask, struct ff_error *why);
+/* Likewise all: [{"path", "same": bool, "why": text}, ..] */
 json_t *same_files_look(const json_t *ask);
 
 #endif

@@ -455,6 +455,10 @@ def copied(t, accel):
         with Move(t, a, launcher=over) as m:
             m.end(1, 'here', f'image {image}: nothing shows that it is the same file on h1')
             check_here(m, a)
+            with Clone(t, a, 2, *over, hosts=[HOST]) as c:
+                check_result(c, 3, {'failed': 2})
+                if f'image {image}: nothing shows' not in str(c.result):
+                    raise Failed(f'{c.result}')
             if glob.glob(t.work + '/.farfork-same-*'):
                 raise Failed(f'left: {os.listdir(t.work)}')
         with Move(t, a, '--same-disks', launcher=over) as m:

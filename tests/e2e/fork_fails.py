@@ -302,7 +302,8 @@ def stopped(t, _accel):
     none = {'return': []}
     replies = Stops({'qmp_capabilities': {'return': {}}, 'query-block': none,
                      'query-commands': {'return': [{'name': 'x-farfork-export'}]},
-                     'query-named-block-nodes': none, 'query-rx-filter': none,
+                     'query-named-block-nodes': none, 'query-rx-filter': none, 'query-jobs': none,
+                     'query-block-exports': none,
                      'query-x-farfork-exports': none, 'x-query-ramblock': RAMBLOCK,
                      'query-status': {'return': {'status': 'running', 'running': True}},
                      'x-farfork-export': {'return': {'pause-ns': 1}}})

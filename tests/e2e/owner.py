@@ -20,7 +20,8 @@ OK, EMPTY = {'return': {}}, {'return': []}
 REPLIES = {'qmp_capabilities': OK, 'query-migrate': OK, 'qom-list': EMPTY,
            'query-commands': {'return': [{'name': 'x-farfork-export'}]},
            'query-status': {'return': {'status': 'running', 'running': True}},
-           'query-block': EMPTY, 'query-named-block-nodes': EMPTY, 'query-rx-filter': EMPTY}
+           'query-block': EMPTY, 'query-named-block-nodes': EMPTY, 'query-rx-filter': EMPTY,
+           'query-jobs': EMPTY, 'query-block-exports': EMPTY}
 
 
 def become(user):

@@ -433,7 +433,7 @@ def strange_parents(t):
     none = {'qmp_capabilities': ok, 'query-commands': {'return': [{'name': 'stop'}]}}
     able = {'return': [{'name': 'x-farfork-export'}]}
     nothing = {'query-block': {'return': []}, 'query-named-block-nodes': {'return': []},
-               'x-query-ramblock': RAMBLOCK,
+               'x-query-ramblock': RAMBLOCK, 'query-jobs': {'return': []}, 'query-block-exports': {'return': []},
                'query-rx-filter': {'return': []}, 'query-x-farfork-exports': {'return': []},
                'query-status': {'return': {'status': 'running', 'running': True}}}
     for replies, text in (

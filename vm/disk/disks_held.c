@@ -135,6 +135,14 @@ int disks_check_held(pid_t pid, const char *cwd, const json_t *block, const json
     return rc;
 }
 
+/* QEMU makes it for -snapshot, and removes its name at once */
+static bool is_temporary_file(const char *file)
+{
+    const char *slash = strrchr(file, '/');
+
+    return slash && !strncmp(slash, "/vl.", 4) && access(file, F_OK) < 0 && errno == ENOENT;
+}
+
 json_t *disks_files(const char *cwd, const json_t *block, const json_t *nodes)
 {
     json_t *files = json_array(), *node, *old;
@@ -142,7 +150,7 @@ json_t *disks_files(const char *cwd, const json_t *block, const json_t *nodes)
 
     json_array_foreach(nodes, i, node) {
         FF_AUTO_FREE char *file = disk_node_file(cwd, node);
-        bool known = !file || disk_is_firmware(cwd, block, file, true);
+        bool known = !file || is_temporary_file(file) || disk_is_firmware(cwd, block, file, true);
         json_array_foreach(files, k, old)
             known = known || !strcmp(json_string_value(old), file);
         if (!known)

@@ -89,6 +89,19 @@ static void test_names(void **state)
     close(fd);
 }
 
+/* What a machine elsewhere opens by its name */
+static void test_files(void **state)
+{
+    (void)state;
+    FF_AUTO_JSON json_t *nodes = json_pack("[{ss ss} {ss ss} {ss ss} {ss ss} {ss ss}]", "drv", "file", "file", "a.img",
+                                           "drv", "file", "file", "a.img", "drv", "qcow2", "file", "a.img", "drv",
+                                           "file", "file", "/nonexistent/vl.X1", "drv", "file", "file", "vars.fd");
+    FF_AUTO_JSON json_t *block = json_pack("[{ss s{ss sb}}]", "device", "pflash1", "inserted", "file", "vars.fd", "ro", 0);
+    FF_AUTO_JSON json_t *files = disks_files("/cwd", block, nodes), *want = json_pack("[s]", "/cwd/a.img");
+
+    assert_true(json_equal(files, want));
+}
+
 /* Whether it has that file is not known */
 static void test_unseen(void **state)
 {
@@ -109,6 +122,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_names),
+        cmocka_unit_test(test_files),
         cmocka_unit_test(test_unseen),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
