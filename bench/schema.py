@@ -60,6 +60,8 @@ METRICS = [Metric(*m) for m in (
     ('precopied_bytes', 'before the pause', 'MiB', None, True),
     ('discarded_bytes', '  written meanwhile', 'MiB', True, True),
     ('pass_ms', '  time it took', 'ms', True, True),
+    ('breaks', 'links that broke', '', True, True),
+    ('paused_ms', '  time without one', 'ms', True, True),
     ('transferred_bytes', 'transferred', 'MiB', True, True),
     ('throughput_mib_s', 'throughput', 'MiB/s', False, True),
     ('postcopy_ms', 'post-copy alone', 'ms', True, False),

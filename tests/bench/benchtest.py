@@ -5,7 +5,7 @@ import os
 import sys
 
 TOP = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
-sys.path[:0] = [os.path.join(TOP, 'bench'), os.path.join(TOP, 'tests', 'e2e')]
+sys.path[:0] = [os.path.join(TOP, d) for d in ('bench', 'demo', 'tests/e2e')]
 
 
 def run(number, outcome='completed', **metrics):

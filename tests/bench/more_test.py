@@ -4,13 +4,17 @@
 
 The client outside, the guest while nothing moves, the curve of faulting threads, the selections.
 """
+import contextlib
 import copy
+import io
 import os
 import subprocess
 import sys
 import tempfile
+import time
 import types
 import unittest
+import unittest.mock
 
 import benchtest
 import clone_groups
@@ -20,6 +24,7 @@ import forks
 import html_report
 import measure
 import client_view
+import demo
 import overhead
 import peers
 import testbed
@@ -272,6 +277,59 @@ class Selection(unittest.TestCase):
             self.assertEqual({g[key] for g in got}, values)
         self.assertIn('25gbit,0.05ms,0.1%', {g['net'] for g in got})
         self.assertEqual(len(got), len({tuple(g.items()) for g in got}))
+
+
+class Said:
+    """A guest whose query-migrate says one status after the other; the last one for ever."""
+    name, tail = 'a', ''
+
+    def __init__(self, *statuses, ours=True):
+        self.statuses, self.ours, self.asked = list(statuses), ours, 0
+
+    def qmp(self, _command):
+        status = self.statuses[min(self.asked, len(self.statuses) - 1)]
+        self.asked += 1
+        return {'status': status, **({'x-rdma-postcopy': {}} if self.ours else {})}
+
+
+class Pauses(unittest.TestCase):
+    def ends(self, guest, limit_s):
+        return measure.wait_end(guest, time.monotonic() + limit_s)['status']
+
+    def test_a_link_that_breaks_is_waited_for(self):
+        guest = Said('active', *['postcopy-paused'] * 30, 'postcopy-recover', 'postcopy-active', 'completed')
+        self.assertEqual(self.ends(guest, 0.1), 'completed')    # the pause alone takes longer
+
+    def test_another_transport_stays_paused(self):
+        guest = Said('postcopy-paused', 'completed', ours=False)
+        self.assertEqual((self.ends(guest, 10), guest.asked), ('postcopy-paused', 1))
+
+    def test_it_does_not_end(self):
+        self.assertEqual(self.ends(Said('postcopy-active'), 0.1), 'postcopy-active')
+
+    def test_the_link_never_comes_back(self):
+        with unittest.mock.patch.object(measure, 'PAUSE_S', 0.2):
+            self.assertEqual(self.ends(Said('postcopy-paused'), 0.1), 'postcopy-paused')
+
+
+class Acts(unittest.TestCase):
+    def shown(self, show):
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            good = demo.act('1. It', show)
+        return good, out.getvalue()
+
+    def test_what_goes_wrong_is_a_sentence(self):
+        for trouble in (Failed('the guest is gone'), subprocess.TimeoutExpired('qemu', 15), OSError(28, 'No space left')):
+            def fail(trouble=trouble):
+                raise trouble
+            good, out = self.shown(fail)
+            self.assertFalse(good)
+            self.assertIn(' '.join(str(trouble).split()), ' '.join(out.split()))
+            self.assertTrue(out.startswith('1. It: not shown\n'))
+
+    def test_what_goes_well(self):
+        self.assertEqual(self.shown(lambda: True), (True, ''))
 
 
 if __name__ == '__main__':

@@ -33,14 +33,17 @@ def state_of(pid):
         return f.read().rpartition(')')[2].split()[0]
 
 
-def stand_still(pid):
-    os.kill(pid, signal.SIGSTOP)
+def stand_still(*pids):
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
     try:
-        wait_for('a process that stands still', 20, lambda: state_of(pid) == 'T')
+        for pid in pids:
+            wait_for('a process that stands still', 20, lambda pid=pid: state_of(pid) == 'T')
         time.sleep(STOP_S)      # that is what is tried
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 # --- a move: at which step, failpoints of source and destination, what shows that it is there ---
@@ -77,6 +80,7 @@ WHO = {
     'farfork move': lambda a, m: m.proc.pid,
     'agent': lambda a, m: agent_of(m),
     "agent's front": lambda a, m: front_of(m),
+    'everybody': lambda a, m: (a.proc.pid, pid_there(m), m.proc.pid, agent_of(m)),   # as when a host stands still
 }
 
 
@@ -89,9 +93,9 @@ def move(t, accel, who, step, timeout):
         m = stack.enter_context(Move(t, a, '--options', timeout, faults=there_fault))
         b = stack.enter_context(There(t, 'there', folder_of(m), pid_there(m)))
         stack.callback(os.unlink, b.console)
-        pid = WHO[who](a, m)
+        found = WHO[who](a, m)
         reached(a, m, b)
-        stand_still(pid)
+        stand_still(*(found if isinstance(found, tuple) else (found,)))
         end = one_runs(m, a, b)
         say(f'      {end}, {m.result["breaks"]} breaks; {m.result.get("error") or ""}')
         if end == 'here' and step not in ('before GO', 'GO is next'):
@@ -184,6 +188,8 @@ SOME = (
     (move, 'destination', 'memory follows', SHORT),
     (move, 'farfork move', 'all is there', LONG),
     (move, 'agent', 'GO is next', LONG),
+    (move, 'everybody', 'memory follows', SHORT),
+    (move, 'everybody', 'before GO', SHORT),
     (fork, 'holder', 'memory follows', SHORT),
     (fork, 'agent', 'GO is next', SHORT),
     (fork, 'child', 'memory follows', LONG),
