@@ -20,9 +20,12 @@
 #include "thread.h"
 
 /* Small enough that one touched page does not cost much, large enough that a card's table of
- * registrations stays short: 64 GiB are 512 segments of 128 MiB */
+ * registrations stays short. Where a registration pins, one page that is touched shortly before the
+ * pause has its whole segment populated in it: so they are as small as their number permits, 64 MiB up
+ * to 128 GiB of memory. Else 64 GiB are 512 segments of 128 MiB */
 #define SEGMENT_BYTES_MIN (64ull << 20)
 #define SEGMENTS_MAX 512u
+#define SEGMENTS_MAX_PINNED 2048u
 #define THREADS_MAX 8u
 #define TRIES 8u
 
@@ -32,7 +35,7 @@ uint64_t ff_segments_size(const struct ff_regions *t, const struct ff_link *l)
 
     for (unsigned i = 0; i < t->n; i++)
         total += t->r[i].len_bytes;
-    while (size * SEGMENTS_MAX < total)
+    while (size * (l->pins ? SEGMENTS_MAX_PINNED : SEGMENTS_MAX) < total)
         size *= 2;
     while (size > l->max_mr_bytes)
         size /= 2;

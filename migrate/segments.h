@@ -15,9 +15,10 @@
  *
  * Picture      region  |##  ## |       |  #    |       |   #: populated pages
  *              segments  |key    | none  |key    | none  |   none: reads as zeros
- *              The source asks once more when its guest is paused: what the guest has
- *              touched in between is registered then, and its keys travel with the state.
- *              Populating costs downtime only there, and at most for those segments.
+ *              The source asks again while its guest runs, in rounds (source_publish.c), and once
+ *              more when it is paused: what the guest has touched since the last round is
+ *              registered then. Keys of later ones travel with the state. Populating costs downtime
+ *              only there.
  *              The memlock limit is compared with all of memory before the pause: what is
  *              touched later must not find it too small. On-demand paging spares the pinning,
  *              where the device has it and the caller asks for it, or the limit leaves no other
@@ -27,7 +28,7 @@
  *              of it. Only then the segment's pages are looked at, and it is split: the parts
  *              between such pages are registered, each by itself, and stay parts. What is paged
  *              on demand says nothing: it is looked at when a link has broken.
- * Limits       SEGMENTS_MAX segments aimed at, plus one a region; SEGMENT_BYTES_MIN at least.
+ * Limits       SEGMENTS_MAX segments aimed at, or SEGMENTS_MAX_PINNED, plus one a region; SEGMENT_BYTES_MIN at least.
  */
 #ifndef FF_MIGRATE_SEGMENTS_H
 #define FF_MIGRATE_SEGMENTS_H

@@ -229,164 +229,6 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
     return rc;
 }
 
-/* A segment of parts has a key, too: it is not one of zeros */
-static uint32_t key_of_segment(const struct ff_segments *p, unsigned i)
-{
-    for (unsigned k = i; k < p->n && p->segment[k].region == p->segment[i].region &&
-                         p->segment[k].number == p->segment[i].number; k++)
-        if (p->segment[k].mr.rkey)
-            return p->segment[k].mr.rkey;
-    return UINT32_MAX;
-}
-
-/* Register what is wanted. @keys: of what the peer was not told of, *@n of them */
-static int register_wanted(struct ff_source *s, struct ff_wire_key **keys, unsigned *n,
-                           struct ff_error *err)
-{
-    *n = 0;
-    *keys = NULL;
-    int rc = ff_segments_register(&s->segments, s->link, FF_ACCESS_REMOTE_READ, s->addr.odp, err);
-    if (rc)
-        return ff_error_context(err, "publish");
-    FF_AUTO_FREE struct ff_wire_key *k = calloc(s->segments.n + 1, sizeof(*k));
-    if (!k)
-        return ff_error_set(err, ENOMEM, "publish: out of memory");
-    for (unsigned i = 0; i < s->segments.n; i++) {
-        struct ff_segment *p = &s->segments.segment[i];
-        const uint8_t *host = s->regions.r[p->region].host;
-        if ((!p->mr.len_bytes && !p->unreadable) || p->told)
-            continue;
-        struct ff_backing file = ff_region_backing(&s->regions, p->region,
-                                                   (uint64_t)(p->addr - host));
-        if (p->mr.len_bytes && (file.fd >= 0 || file.of) && s->link->ops->backed)
-            s->link->ops->backed(s->link, &p->mr, &file);
-        if (*n && k[*n - 1].region == p->region && k[*n - 1].segment == p->number)
-            continue; /* another part of it */
-        k[(*n)++] = (struct ff_wire_key){.region = p->region,
-                                         .segment = p->number,
-                                         .rkey = key_of_segment(&s->segments, i)};
-    }
-    *keys = k;
-    k = NULL;
-    return 0;
-}
-
-/* --- the pause --- */
-
-void ff_source_begin_pause(struct ff_source *s)
-{
-    if (!s->paused_ns)
-        s->paused_ns = ff_boot_ns();
-}
-
-static int pause_left_ms(const struct ff_source *s)
-{
-    uint64_t ms = (ff_boot_ns() - s->paused_ns) / 1000000u;
-
-    return (int)((uint64_t)s->addr.pause_ms - FF_MIN(ms, (uint64_t)s->addr.pause_ms));
-}
-
-int ff_source_send_msg(struct ff_source *s, int len, struct ff_error *err)
-{
-    if (s->paused_ns) {
-        int left = pause_left_ms(s);
-        if (!left)
-            return ff_error_set(err, ETIMEDOUT, "source: the guest was paused for %d ms, and the "
-                                "destination has not got its state: too slow", s->addr.pause_ms);
-        if (left < s->addr.timeout_ms)
-            s->link->ops->set_timeout(s->link, left);
-    }
-    return ff_control_send(&s->ctl, len, err);
-}
-
-/* Of each segment that is registered in parts. From here on the peer knows of all keys */
-static int send_parts(struct ff_source *s, struct ff_error *err)
-{
-    enum { PER_MESSAGE = 1024 };
-    FF_AUTO_FREE struct ff_wire_part *parts = calloc(PER_MESSAGE, sizeof(*parts));
-    unsigned n = 0;
-    int rc = parts ? 0 : ff_error_set(err, ENOMEM, "publish: out of memory");
-
-    for (unsigned i = 0; i < s->segments.n && !rc; i++) {
-        struct ff_segment *p = &s->segments.segment[i];
-        if (p->is_part && !p->told && (p->mr.len_bytes || p->unreadable))
-            parts[n++] = (struct ff_wire_part){
-                .region = p->region,
-                .rkey = p->mr.rkey,
-                .offset = (uint64_t)(p->addr - (uint8_t *)s->regions.r[p->region].host),
-                .len_bytes = p->len_bytes};
-        p->told |= p->mr.len_bytes || p->unreadable;
-        if (n && (n == PER_MESSAGE || i + 1 == s->segments.n)) {
-            rc = ff_source_send_msg(s, ff_wire_put_parts(s->ctl.buf, parts, n), err);
-            n = 0;
-        }
-    }
-    return rc;
-}
-
-static int send_keys(struct ff_source *s, const struct ff_wire_key *keys, unsigned n,
-                     struct ff_error *err)
-{
-    int rc = n ? send_parts(s, err) : 0;
-
-    return n && !rc ? ff_source_send_msg(s, ff_wire_put_keys(s->ctl.buf, keys, n), err) : rc;
-}
-
-int ff_source_offer(struct ff_source *s, struct ff_error *err)
-{
-    FF_AUTO_FREE struct ff_wire_key *keys = NULL;
-    FF_AUTO_FREE struct ff_publish *pub = calloc(1, sizeof(*pub));
-
-    if (!pub)
-        return ff_error_set(err, ENOMEM, "source: publish: out of memory");
-    struct ff_tagger *tagger = &s->responder.tagger;
-    int rc = register_wanted(s, &keys, &pub->n_keys, err);
-    if (!rc && s->addr.verify)
-        rc = ff_tagger_attach(tagger, s->link, &s->regions, err);
-    atomic_store(&tagger->of, s->stage == GONE ? FF_TAGS_OF_IMAGE : FF_TAGS_OF_NONE);
-    if (!rc)
-        rc = ff_responder_start(&s->responder, s->link, err);
-    if (rc)
-        return rc;
-    pub->segment_bytes = s->segments.segment_bytes;
-    pub->load_permille = ff_load_permille();
-    pub->lease_ms = s->addr.fallback ? (uint32_t)s->addr.lease_ms : 0;
-    pub->push_bytes = s->link->pushes && !s->addr.verify ? s->link->max_len_bytes : 0;
-    pub->asks_addr = (uintptr_t)tagger->m.asks;
-    pub->asks_rkey = tagger->m.asks_mr.rkey;
-    if (s->group)
-        ff_group_offer(s->group, s->member, s->link, &s->regions, s->addr.verify, &pub->group);
-    for (unsigned i = 0; i < s->regions.n; i++)
-        pub->addr[i] = (uintptr_t)s->regions.r[i].host;
-    rc = ff_control_send(&s->ctl, ff_wire_put_publish(s->ctl.buf, pub, s->regions.n), err);
-    return rc ? rc : send_keys(s, keys, pub->n_keys, err);
-}
-
-int ff_source_publish(struct ff_source *s, struct ff_error *err)
-{
-    int rc = ff_failpoint("source.publish");
-
-    if (rc)
-        return ff_error_set(err, -rc, "source: publish: injected");
-    uint64_t bytes = ff_segments_size(&s->regions, s->link);
-    if (!bytes)
-        return ff_error_set(err, ENOTSUP,
-                            "source: publish: the device registers at most %llu bytes at "
-                            "once (need %llu)",
-                            (unsigned long long)s->link->max_mr_bytes, FF_WIRE_SEGMENT_MIN);
-    rc = ff_segments_init(&s->segments, &s->regions, bytes, err);
-    s->segments.grows = true;
-    if (!rc && s->kept_fd >= 0)
-        ff_segments_lent(&s->segments, &s->regions);
-    if (!rc) {
-        ff_segments_want_populated(&s->segments, &s->regions);
-        rc = ff_source_offer(s, err);
-    }
-    if (!rc)
-        s->stage = PUBLISHED;
-    return rc;
-}
-
 static int send_first(struct ff_source *s, const struct ff_page_ref *first, size_t n,
                       struct ff_error *err)
 {
@@ -425,11 +267,11 @@ int ff_source_send_state(struct ff_source *s, const void *state, size_t len,
     /* what the guest has touched since ff_source_publish() */
     FF_AUTO_FREE struct ff_wire_key *keys = NULL;
     ff_segments_want_populated(&s->segments, &s->regions);
-    rc = register_wanted(s, &keys, &head.n_keys, err);
+    rc = ff_source_register(s, &keys, &head.n_keys, err);
     if (!rc)
         rc = ff_source_send_msg(s, ff_wire_put_state(s->ctl.buf, &head), err);
     if (!rc)
-        rc = send_keys(s, keys, head.n_keys, err);
+        rc = ff_source_send_keys(s, keys, head.n_keys, err);
     if (!rc)
         rc = send_first(s, first, head.n_first, err);
     for (size_t at = 0; at < len && !rc;) {
@@ -481,7 +323,7 @@ int ff_source_wait_watched(struct ff_source *s, struct ff_error *err)
     if (rc >= 0)
         rc = ff_wire_get_empty(s->ctl.buf, (size_t)s->ctl.len, err);
     s->watched = !rc;
-    return rc;
+    return rc ? rc : ff_source_touched(s, err);
 }
 
 int ff_source_wait_ready(struct ff_source *s, struct ff_error *err)
@@ -493,7 +335,7 @@ int ff_source_wait_ready(struct ff_source *s, struct ff_error *err)
         s->paused_ns = ff_boot_ns();
     }
     ff_source_begin_pause(s);
-    int rc = ff_control_expect(&s->ctl, FF_MSG_READY, 0, pause_left_ms(s), err);
+    int rc = ff_control_expect(&s->ctl, FF_MSG_READY, 0, ff_source_pause_left_ms(s), err);
     if (rc >= 0 && s->came)
         s->came_link = ff_dest_is_awaited(s->came);
     return rc < 0 ? ff_source_why(s, rc, err) : ff_source_take_stats(s, err);
@@ -508,7 +350,7 @@ static int check_peer_waits(struct ff_source *s, struct ff_error *err)
 
     do
         type = ff_control_expect(&s->ctl, FF_MSG_WITHDRAWN, FF_MSG_BIT(FF_MSG_PROGRESS), 0, &why);
-    while (type == FF_MSG_PROGRESS && pause_left_ms(s));
+    while (type == FF_MSG_PROGRESS && ff_source_pause_left_ms(s));
     if (type == -ETIMEDOUT)
         return 0;
     return ff_error_set(err, ETIME, "go: the destination no longer waits: %s",
@@ -520,7 +362,7 @@ int ff_source_go(struct ff_source *s, struct ff_error *err)
     int rc = ff_failpoint("source.go");
     if (rc)
         return ff_error_set(err, -rc, "source: go: injected");
-    if (s->stage != SENT || !pause_left_ms(s))
+    if (s->stage != SENT || !ff_source_pause_left_ms(s))
         return ff_error_set(err, ETIME, "source: go: the guest was paused for longer than %d ms",
                             s->addr.pause_ms);
     rc = ff_source_check_memory(s, err);

@@ -38,7 +38,8 @@ int ff_source_precopy(struct ff_source *s, struct ff_error *err)
     s->precopied = true;
     s->paused_ns = 0;
     memset(s->reported, 0, sizeof(s->reported));
-    return ff_source_why(s, ff_source_wait_alive(s, FF_MSG_PASSED, WATCHING_MS, err), err);
+    rc = ff_source_why(s, ff_source_wait_alive(s, FF_MSG_PASSED, WATCHING_MS, err), err);
+    return rc ? rc : ff_source_touched(s, err);
 }
 
 /* Page @i of @n: is any of the @ratio bits set that it has in @bits? */

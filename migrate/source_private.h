@@ -70,6 +70,8 @@ struct ff_source {
 /* The pause begins, unless it has; ff_source_precopy() says that it was none */
 void ff_source_begin_pause(struct ff_source *s);
 
+int ff_source_pause_left_ms(const struct ff_source *s);
+
 /* Connect to where @a says, unless there is a link */
 int ff_source_open_link(struct ff_source *s, const struct ff_address *a, struct ff_error *err);
 
@@ -97,6 +99,15 @@ int ff_source_take_stats(struct ff_source *s, struct ff_error *err);
 /* As ff_control_send(). In the pause one limit is for all: a peer that takes each message just in
  * time must not hold the guest */
 int ff_source_send_msg(struct ff_source *s, int len, struct ff_error *err);
+
+/* source_publish.c: register what is wanted. @keys: those that the peer was not told, *@n of them */
+int ff_source_register(struct ff_source *s, struct ff_wire_key **keys, unsigned *n,
+                       struct ff_error *err);
+int ff_source_send_keys(struct ff_source *s, const struct ff_wire_key *keys, unsigned n,
+                        struct ff_error *err);
+
+/* While the guest runs: register what it has touched by now, so that little is left for the pause */
+int ff_source_touched(struct ff_source *s, struct ff_error *err);
 
 /* Until @want comes; the peer is alive as long as PROGRESS comes, each within @silence_ms */
 int ff_source_wait_alive(struct ff_source *s, enum ff_msg want, int silence_ms,

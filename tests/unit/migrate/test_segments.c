@@ -149,7 +149,11 @@ static void test_sizes(void **state)
     t->r[1].len_bytes = 300 * MIB;
     assert_int_equal(ff_segments_size(t, &l), 64 * MIB);
     t->r[1].len_bytes = 64ull << 30;
-    assert_int_equal(ff_segments_size(t, &l), 256 * MIB);
+    assert_int_equal(ff_segments_size(t, &(struct ff_link){.max_mr_bytes = UINT64_MAX}), 256 * MIB);
+    assert_int_equal(ff_segments_size(t, &l), 64 * MIB);
+    t->r[1].len_bytes = 1ull << 40;
+    assert_int_equal(ff_segments_size(t, &l), 1024 * MIB);
+    t->r[1].len_bytes = 64ull << 30;
     l.max_mr_bytes = 100 * MIB;
     assert_int_equal(ff_segments_size(t, &l), 64 * MIB);
     l.max_mr_bytes = 4 * MIB;

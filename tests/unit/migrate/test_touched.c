@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * test_touched.c - what a guest touches between PUBLISH and its pause is registered while it runs
+ */
+#include "unit.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "farfork.h"
+#include "source_private.h"
+
+#define SEGMENT (64ull << 20)
+#define SEGMENTS 8u
+
+static uint8_t *memory;
+static unsigned registered, touches, touch_more;
+static uint64_t registered_bytes;
+
+/* A guest that runs */
+static void touch(unsigned segment)
+{
+    memory[segment * SEGMENT + SEGMENT / 2] = 1;
+    touches++;
+}
+
+static int fake_reg(struct ff_link *l, void *addr, uint64_t len, unsigned access, struct ff_mr *mr,
+                    struct ff_error *err)
+{
+    (void)l;
+    (void)err;
+    assert_int_equal(access, FF_ACCESS_REMOTE_READ);
+    registered_bytes += len;
+    *mr = (struct ff_mr){.addr = addr, .len_bytes = len, .access = access, .rkey = ++registered};
+    if (touch_more && touch_more--)
+        touch(touches); /* meanwhile */
+    return 0;
+}
+
+static void fake_dereg(struct ff_link *l, struct ff_mr *mr)
+{
+    (void)l;
+    (void)mr;
+}
+
+/* The destination is ready to watch; until then the guest has touched more */
+static int fake_recv(struct ff_link *l, void *buf, int timeout_ms, struct ff_error *err)
+{
+    (void)l;
+    (void)timeout_ms;
+    (void)err;
+    touch(touches);
+    return ff_wire_put_empty(buf, FF_MSG_WATCHING);
+}
+
+static void fake_free(struct ff_link *l)
+{
+    (void)l;
+}
+
+static const struct ff_link_ops ops = {
+    .name = "fake", .reg = fake_reg, .dereg = fake_dereg, .recv = fake_recv, .free = fake_free};
+
+/* What the source knows of when its guest is to stop, as it had done @more in the rounds: how many segments are
+ * left for the pause */
+static unsigned left_for_pause(bool pins, unsigned more)
+{
+    struct ff_link link = {.ops = &ops, .max_mr_bytes = UINT64_MAX, .pins = pins};
+    struct ff_region r = {.name = "ram", .len_bytes = SEGMENTS * SEGMENT, .psize = 4096, .fd = -1,
+                          .zero_fill = true, .private_fd = -1};
+    struct ff_address *a;
+    struct ff_source *s;
+    struct ff_error err;
+
+    memory = mmap(NULL, r.len_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                  -1, 0);
+    assert_true(memory != MAP_FAILED);
+    assert_int_equal(madvise(memory, r.len_bytes, MADV_NOHUGEPAGE), 0);
+    r.host = memory;
+    registered = touches = 0;
+    registered_bytes = 0;
+    touch_more = more;
+    assert_ok(ff_address_parse("127.0.0.1:1", &a, &err), err);
+    assert_ok(ff_source_new(a, &s, &err), err);
+    assert_ok(ff_regions_add(&s->regions, &r, &err), err);
+    ff_source_use_link(s, &link);
+    assert_ok(ff_segments_init(&s->segments, &s->regions, SEGMENT, &err), err);
+    touch(0);
+    assert_ok(ff_source_wait_watched(s, &err), err);
+    assert_int_equal(registered_bytes, registered * SEGMENT);
+    unsigned left = ff_segments_want_populated(&s->segments, &s->regions);
+    for (unsigned i = 0; i < s->segments.n; i++) /* they are told of with STATE */
+        assert_false(s->segments.segment[i].told);
+    s->link = NULL;
+    ff_source_free(s);
+    ff_address_free(a);
+    munmap(memory, r.len_bytes);
+    return left;
+}
+
+static void test_registered_while_it_runs(void **state)
+{
+    (void)state;
+    assert_int_equal(left_for_pause(true, 0), 0);
+    assert_int_equal(registered, 2);
+    assert_int_equal(left_for_pause(true, 4), 0); /* in rounds: each finds what was touched in the last */
+    assert_int_equal(registered, 6);
+    assert_int_equal(left_for_pause(false, 0), 2); /* where it costs nothing it waits for STATE */
+    assert_int_equal(registered, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_registered_while_it_runs),
+    };
+    return cmocka_run_group_tests_name("touched", tests, NULL, NULL);
+}
