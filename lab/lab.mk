@@ -26,7 +26,7 @@ check-lab-self: lab-parts $(BUILD)/guests/micro.elf
 
 # --- programs that run inside: tests/lab/NAME.c, with the library ---
 
-LAB_TESTS := $(addprefix $(BUILD)/tests/lab/,link_verbs keyed_verbs memory_verbs hello_verbs)
+LAB_TESTS := $(addprefix $(BUILD)/tests/lab/,link_verbs keyed_verbs memory_verbs hello_verbs removed_verbs)
 LAB_PROGRAMS := $(BUILD)/tests/lab/move_two $(LAB_TESTS)
 $(LAB_PROGRAMS): $(BUILD)/%: %.c $(BUILD)/lib/libfarfork.a tests/tests.mk | $(DEPS_ALL)
 	@mkdir -p $(@D)

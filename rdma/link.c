@@ -10,9 +10,12 @@
  *              AUTO, passive: listens for both; a host without RDMA listens for tcp. So does
  *              a loopback address: rdma_cm would take that for every address.
  *              base.about keeps which it was, and why it was not verbs.
+ *              A device that is removed takes the ids along that listen on an address of it: they
+ *              are made again, at the same port, as soon as there is a device, AGAIN_MS apart.
  * Limits       AUTO_VERBS_MS: a host that does not answer costs that much, before the guest
- *              stops; a refusal, or a host without RDMA, costs nothing. REST_MS: out of
- *              descriptors, nobody is accepted for so long, and none is polled for without rest.
+ *              stops; a refusal, or a host without RDMA, costs nothing. A message of rdma_cm that is
+ *              lost is sent again after 4.3 s: it is longer. REST_MS: out of descriptors, nobody is
+ *              accepted for so long, and none is polled for without rest.
  */
 #include <errno.h>
 #include <netdb.h>
@@ -30,8 +33,9 @@
 #include "tcp_socket.h"
 #include "verbs.h"
 
-#define AUTO_VERBS_MS 2000
+#define AUTO_VERBS_MS 6000
 #define REST_MS 100
+#define AGAIN_MS 500
 
 struct ff_port {
     struct ff_listener *tcp;
@@ -40,7 +44,24 @@ struct ff_port {
     int cancel_fd;
     unsigned number;
     char no_verbs[160]; /* why verbs is not listened for, if it should be */
+    uint64_t again_ns;  /* when to listen for verbs again; 0: it is, or is not to be */
+    struct ff_link_params again; /* how; strings are the port's own */
+    char *host, *device, port[16];
 };
+
+/* What verbs_listen() takes once more */
+static int keep_params(struct ff_port *port, const struct ff_link_params *p)
+{
+    port->host = strdup(p->host ? p->host : "");
+    port->device = strdup(p->device ? p->device : "");
+    port->again = *p;
+    port->again.host = port->host;
+    port->again.device = port->device;
+    port->again.port = port->port;
+    port->again.peers = NULL;
+    port->again.key = ff_key_ref(p->key);
+    return port->host && port->device ? 0 : -ENOMEM;
+}
 
 /* rdma_cm takes a loopback address for every address: who listens there wants no stranger */
 static bool loopback_only(const struct ff_link_params *p)
@@ -64,29 +85,31 @@ int ff_port_listen(const struct ff_link_params *p, enum ff_link_kind kind, struc
                    struct ff_error *err)
 {
     struct ff_port *port = calloc(1, sizeof(*port));
-    struct ff_link_params same = *p;
-    char number[16];
     int rc = 0;
 
     if (!port)
         return ff_error_set(err, ENOMEM, "link: listen: out of memory");
     port->kind = kind;
     port->cancel_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (keep_params(port, p)) {
+        ff_port_free(port);
+        return ff_error_set(err, ENOMEM, "link: listen: out of memory");
+    }
     port->number = (unsigned)atoi(p->port);
     if (kind != FF_LINK_VERBS) {
         rc = ff_tcp_listen(p, &port->tcp, err);
         if (!rc)
             port->number = ff_tcp_port(port->tcp);
     }
-    snprintf(number, sizeof(number), "%u", port->number);
-    same.port = number;
+    snprintf(port->port, sizeof(port->port), "%u", port->number);
     if (!rc && kind != FF_LINK_TCP) {
         struct ff_error why;
         rc = kind == FF_LINK_AUTO && loopback_only(p)
                  ? ff_error_set(&why, EADDRNOTAVAIL, "listening on the loopback alone")
-                 : verbs_listen(&same, &port->verbs, &why);
+                 : verbs_listen(&port->again, &port->verbs, &why);
         if (!rc) {
             port->number = verbs_listener_port(port->verbs);
+            snprintf(port->port, sizeof(port->port), "%u", port->number);
         } else if (kind == FF_LINK_AUTO) {
             snprintf(port->no_verbs, sizeof(port->no_verbs), "%.150s", why.text);
             rc = 0;
@@ -111,6 +134,36 @@ static void log_why_tcp(struct ff_link *l, const char *why)
     snprintf(l->about, sizeof(l->about), "tcp (%.150s)", why);
 }
 
+/* The listener has come to its end by @rc, -EBADFD or -ENODEV: 0, it is to be made again, or tcp goes
+ * on without; or there is nothing left to listen for */
+static int end_verbs(struct ff_port *port, int rc, const struct ff_error *why, struct ff_error *err)
+{
+    verbs_listener_free(port->verbs);
+    port->verbs = NULL;
+    snprintf(port->no_verbs, sizeof(port->no_verbs), "%.150s", why->text);
+    if (rc == -ENODEV)
+        port->again_ns = ff_now_ns() + AGAIN_MS * 1000000ull;
+    else if (!port->tcp)
+        return ff_error_set(err, -rc, "%s", why->text);
+    else
+        ff_log(FF_LOG_WARN, "%s; listening for tcp alone", why->text);
+    return 0;
+}
+
+static void verbs_again(struct ff_port *port)
+{
+    struct ff_error why;
+
+    if (!port->again_ns || ff_now_ns() < port->again_ns)
+        return;
+    int rc = verbs_listen(&port->again, &port->verbs, &why);
+    port->again_ns = rc ? ff_now_ns() + AGAIN_MS * 1000000ull : 0;
+    if (rc)
+        return;
+    *port->no_verbs = '\0';
+    ff_log(FF_LOG_INFO, "verbs: there is a device again: listening at port %u", port->number);
+}
+
 /* Until somebody may have connected: 0; -ECANCELED, -ETIMEDOUT, -EAGAIN as ff_port_accept().
  * @resting: none can be accepted now */
 static int wait_port(struct ff_port *port, const int *also, unsigned n_also, int timeout_ms,
@@ -129,6 +182,8 @@ static int wait_port(struct ff_port *port, const int *also, unsigned n_also, int
         p[n++] = (struct pollfd){.fd = also[i], .events = POLLIN};
     if (resting && (until_ms < 0 || until_ms > REST_MS))
         until_ms = REST_MS;
+    if (port->again_ns && (until_ms < 0 || until_ms > AGAIN_MS))
+        until_ms = AGAIN_MS;
     bool ends = until_ms == timeout_ms;
     int rc = poll(p, n, until_ms);
     if (rc < 0 && errno != EINTR)
@@ -151,6 +206,7 @@ int ff_port_accept(struct ff_port *port, const int *also, unsigned n, int timeou
 
     for (;;) {
         struct ff_error why;
+        verbs_again(port);
         int rc = port->verbs ? verbs_accept(port->verbs, out, &why) : -EAGAIN;
         if (rc == -EAGAIN && port->tcp)
             rc = ff_tcp_accept(port->tcp, 0, out, &why);
@@ -158,13 +214,11 @@ int ff_port_accept(struct ff_port *port, const int *also, unsigned n, int timeou
             log_why_tcp(*out, *port->no_verbs ? port->no_verbs : "the source chose it");
         if (!rc)
             return 0;
-        if (rc == -EBADFD) {
-            verbs_listener_free(port->verbs);
-            port->verbs = NULL;
-            if (!port->tcp)
-                return ff_error_set(err, EBADFD, "%s", why.text);
-            snprintf(port->no_verbs, sizeof(port->no_verbs), "%.150s", why.text);
-        }
+        bool ended = port->verbs && (rc == -EBADFD || verbs_listener_is_gone(port->verbs));
+        if (ended && (rc = end_verbs(port, rc == -EBADFD ? rc : -ENODEV, &why, err)))
+            return rc;
+        if (ended)
+            continue;
         bool resting = rc == -EMFILE || rc == -ENFILE || rc == -ENOBUFS || rc == -ENOMEM;
         if (resting && !said)
             ff_log(FF_LOG_WARN, "%s; peers that connect wait until that ends", why.text);
@@ -190,6 +244,9 @@ void ff_port_free(struct ff_port *port)
         return;
     ff_tcp_listener_free(port->tcp);
     verbs_listener_free(port->verbs);
+    ff_key_unref(port->again.key);
+    free(port->host);
+    free(port->device);
     ff_close_fd(&port->cancel_fd);
     free(port);
 }
@@ -204,6 +261,8 @@ static int connect_auto(const struct ff_link_params *p, int cancel_fd, struct ff
         return 0;
     if (rc == -ECANCELED)
         return ff_error_set(err, ECANCELED, "%s", no_verbs.text);
+    ff_log(FF_LOG_INFO, "link=auto: tcp to %s:%s, since RDMA does not go there: %s", p->host, p->port,
+           no_verbs.text);
     rc = ff_tcp_connect(p, cancel_fd, out, &no_tcp);
     if (!rc)
         log_why_tcp(*out, no_verbs.text);

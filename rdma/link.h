@@ -260,7 +260,7 @@ int ff_port_accept(struct ff_port *port, const int *also, unsigned n, int timeou
 void ff_port_cancel(struct ff_port *port); /* any thread */
 void ff_port_free(struct ff_port *port);
 
-/* AUTO: verbs, or within 2 s tcp, when the two do not come together by RDMA; about says why */
+/* AUTO: verbs, or within 6 s tcp, when the two do not come together by RDMA; about says why */
 int ff_link_connect(const struct ff_link_params *p, enum ff_link_kind kind, int cancel_fd,
                     struct ff_link **out, struct ff_error *err);
 

@@ -10,6 +10,7 @@
 #include "cleanup.h"
 #include "failpoint.h"
 #include "verbs.h"
+#include "verbs_request.h"
 
 /* Completions of control messages are looked for so often; none is hot */
 #define CTRL_POLL_NS 50000
@@ -37,16 +38,23 @@ static int next_sent(struct verbs_link *v, struct ff_error *err)
     return (int)wc.wr_id;
 }
 
-/* A queue pair that posts nothing never learns that its peer's host is gone. A WRITE of no bytes
- * needs no memory and reaches no program there, but it is acknowledged, or not. */
+/* A queue pair that posts nothing never learns that its peer's host is gone. A WRITE reaches no
+ * program there, but it is acknowledged, or not. One of no bytes would need no memory, but not every
+ * card lets it pass without a key. Before the queues are open nobody is silent for longer than a time
+ * limit of whoever waits. */
 static int probe_device(struct verbs_link *v, struct ff_error *err)
 {
     if (pthread_mutex_trylock(&v->send_lock))
         return 0; /* a message is under way */
+    struct ibv_sge sge = {.length = 1};
     struct ibv_send_wr *bad, wr = {
-        .wr_id = PROBE_ID, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED};
+        .wr_id = PROBE_ID, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED,
+        .sg_list = &sge, .num_sge = 1,
+        .wr.rdma = {.remote_addr = v->peer_beat, .rkey = v->peer_beat_rkey}};
     int rc = next_sent(v, err);
-    if (rc >= 0 && !v->probing) {
+    if (rc >= 0 && !v->probing && v->peer_beat_rkey) {
+        sge.addr = (uintptr_t)v->beat_mr->addr + VERBS_BEAT_LEN / 2;
+        sge.lkey = v->beat_mr->lkey;
         rc = -ibv_post_send(v->q[VERBS_CONTROL].conn[0].id->qp, &wr, &bad);
         v->probing = !rc;
     }
@@ -170,6 +178,20 @@ static int take_message(struct verbs_link *v, unsigned i, uint32_t len, void *bu
     return verbs_broken(v, err);
 }
 
+/* The peer's pad, in @buf: 0, or the link is broken */
+static int take_peer_pad(struct verbs_link *v, const void *buf, int len, struct ff_error *err)
+{
+    struct ff_error why;
+
+    int rc = v->peer_beat_rkey ? ff_error_set(&why, EPROTO, "verbs: receive: a second pad")
+                               : verbs_get_pad(buf, (size_t)len, &v->peer_beat,
+                                               &v->peer_beat_rkey, &why);
+    if (!rc)
+        return 0;
+    verbs_break(v, &why);
+    return verbs_broken(v, err);
+}
+
 static int never_connected(struct verbs_link *v, struct ff_error *err)
 {
     struct ff_error why;
@@ -206,7 +228,12 @@ static int verbs_recv(struct ff_link *l, void *buf, int timeout_ms, struct ff_er
         if (n > 0) {
             atomic_store(&v->heard_by_ns, 0);
             atomic_store(&v->alive_ns, ff_now_ns());
-            return take_message(v, (unsigned)wc.wr_id, wc.byte_len, buf, err);
+            int len = take_message(v, (unsigned)wc.wr_id, wc.byte_len, buf, err);
+            if (len < 0 || !verbs_is_pad(buf, (size_t)len))
+                return len;
+            if ((len = take_peer_pad(v, buf, len, err)))
+                return len;
+            continue;
         }
         int rc = verbs_events(v, err);
         if (rc)

@@ -21,8 +21,11 @@
  * Threads      lock guards broken, why, conn[].made and the table of registrations. A
  *              queue's CQ is polled by its owner alone; control has a CQ for sends
  *              (send_lock) and one for receives.
- *              An idle control queue pair probes its peer with WRITEs of no bytes, three in a
- *              time limit.
+ *              An idle control queue pair probes its peer with WRITEs of a byte, three in a time
+ *              limit: into memory that the peer has for that alone, and names in its pad.
+ * MTU          when the queues are open each side sends a pad, a control message longer than a packet.
+ *              It is complete when the peer's device has it all: else the link ends before a guest
+ *              stops, and RETRY_EXC says that packets of full size may not arrive.
  * Priority     a service level of its own for the FAULT queue pair would do what tcp.c does for its
  *              packets; none is set.
  * Failure      a work completion that is not a success, a disconnect, a removed device:
@@ -48,6 +51,8 @@ enum verbs_role { VERBS_CONTROL, VERBS_FAULT, VERBS_PREFILL, VERBS_ROLES };
 #define VERBS_CTRL_RECVS 16u
 #define VERBS_CTRL_LEN ((size_t)FF_MSG_MAX + FF_SEAL_TAG_LEN) /* one buffer */
 #define VERBS_CTRL_BYTES ((VERBS_CTRL_RECVS + 1) * VERBS_CTRL_LEN)
+#define VERBS_BEAT_LEN 16u /* the byte that the peer writes, and further on one that is written to it */
+#define VERBS_PAD_LEN (2 * 9216u)
 #define VERBS_QPS_MAX 8u
 #define VERBS_RD_ATOMIC_MAX 16
 #define VERBS_REJECT_LEN 140 /* of a reason: InfiniBand's answer has room for 148 bytes */
@@ -121,7 +126,9 @@ struct verbs_link {
     bool probing;                /* under send_lock: a probe is not acknowledged yet */
     _Atomic uint64_t alive_ns, probed_ns; /* the peer was there; it was asked */
     uint8_t *ctrl_memory; /* VERBS_CTRL_RECVS receive buffers, one send buffer */
-    struct ibv_mr *ctrl_mr;
+    struct ibv_mr *ctrl_mr, *beat_mr; /* beat: behind the buffers */
+    uint64_t peer_beat;      /* the peer's, and its key; 0: its pad has not come. recv()'s alone */
+    uint32_t peer_beat_rkey;
     uint32_t ctrl_inline; /* so many bytes a send may carry within itself */
     struct ff_secrets *secrets; /* NULL: nothing is sealed */
 
@@ -174,6 +181,14 @@ bool verbs_on_device(const struct rdma_cm_id *id, const char *wanted);
 /* 0 if there is such a device, else -ENODEV with those that there are */
 int verbs_find_device(const char *wanted, struct ff_error *err);
 
+/* Of the own addresses of @list that are on the device: the one @routed, from which the kernel would
+ * talk to @peer (NULL: unknown); or one in the peer's network (a VLAN's); or the first. NULL: none is */
+struct ifaddrs;
+const struct sockaddr *verbs_best_address(const struct ifaddrs *list, const struct sockaddr *peer,
+                                          const struct sockaddr *routed,
+                                          bool (*is_on)(void *opaque, struct sockaddr *sa),
+                                          void *opaque);
+
 /* An own address on device @wanted, fit to talk to @peer */
 int verbs_find_address(const char *wanted, const struct sockaddr *peer,
                        struct sockaddr_storage *out, struct ff_error *err);
@@ -188,6 +203,9 @@ void verbs_dereg(struct ff_link *l, struct ff_mr *mr);
 int verbs_may_pin(struct ff_link *l, uint64_t bytes, struct ff_error *err);
 void verbs_free_mrs(struct verbs_link *v);
 
+/* Is the mapping at @addr shared, and not writable? */
+bool verbs_is_shared_read_only(const void *addr);
+
 /* --- verbs_qp.c --- */
 
 int verbs_link_new(const struct ff_link_params *p, int cancel_fd, struct verbs_link **out,
@@ -199,6 +217,10 @@ int verbs_seal(struct verbs_link *v, const struct ff_epoch *e, bool active, stru
 
 /* Limits and protection domain, from the device of @id; once */
 int verbs_use_device(struct verbs_link *v, struct rdma_cm_id *id, struct ff_error *err);
+
+/* The interrupt of the next completion queue, of those of a device: each has another, also in processes
+ * that begin at the same time, so that no CPU gets all of them */
+int verbs_next_vector(int vectors);
 
 /* Give @id, the connection @index of @role, its queue pair */
 int verbs_make_qp(struct verbs_link *v, enum verbs_role role, unsigned index,
@@ -213,6 +235,9 @@ int verbs_listen(const struct ff_link_params *p, struct verbs_listener **out, st
 void verbs_listener_free(struct verbs_listener *ls);
 int verbs_listener_fd(const struct verbs_listener *ls);
 unsigned verbs_listener_port(const struct verbs_listener *ls);
+
+/* Its device was removed: nobody is heard any more, until another listener is made */
+bool verbs_listener_is_gone(const struct verbs_listener *ls);
 
 /* A link from who has asked for one by now, else -EAGAIN; -EBADFD: nobody can be heard any
  * more. Waits for less than a second. */

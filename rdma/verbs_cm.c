@@ -23,7 +23,7 @@
  * Limits       ACK_TIMEOUT: 4.096 us * 2^17 = 0.5 s, seven tries: a link that is down for
  *              4 s is survived, a lost last packet costs half a second.
  *              RNR_TIMER 12: 0.64 ms, in place of the 655 ms that 0 stands for.
- *              HEARD_MS: a source gives up on verbs after 2 s when it may take tcp instead.
+ *              HEARD_MS: a source gives up on verbs after 6 s when it may take tcp instead.
  */
 #include <errno.h>
 #include <netdb.h>
@@ -43,7 +43,7 @@
 #define RNR_TIMER 12
 #define RESOLVE_MS 300
 #define ESTABLISHED_MS 300
-#define HEARD_MS 3000
+#define HEARD_MS 7000
 #define LISTEN_MAX 4
 #define TURN_MAX 64 /* requests between two looks at the time, and at tcp */
 
@@ -56,6 +56,7 @@ struct verbs_listener {
     int timeout_ms;
     unsigned long rejected;
     char device[72];
+    struct ff_error gone; /* why no more is heard: its device was removed; code 0: it was not */
 };
 
 /* No kernel tells whose the peer of a queue pair is */
@@ -350,6 +351,11 @@ void verbs_listener_free(struct verbs_listener *ls)
     free(ls);
 }
 
+bool verbs_listener_is_gone(const struct verbs_listener *ls)
+{
+    return ls->gone.code;
+}
+
 unsigned verbs_listener_port(const struct verbs_listener *ls)
 {
     return ntohs(rdma_get_src_port(ls->id[0]));
@@ -366,7 +372,7 @@ static void reject(struct rdma_cm_id *id, const char *why)
 }
 
 /* The next request for @v (NULL: for a new link): 0, -EAGAIN when there is none now, or TURN_MAX
- * others were looked at; -EBADFD */
+ * others were looked at; -EBADFD; -ENODEV: the listener is gone */
 static int next_request(struct verbs_listener *ls, const struct verbs_link *v,
                         const uint8_t *session, struct verbs_request *r, struct ff_error *err)
 {
@@ -375,6 +381,8 @@ static int next_request(struct verbs_listener *ls, const struct verbs_link *v,
     int rc;
 
     for (unsigned n = 0; n < TURN_MAX; n++) {
+        if (ls->gone.code)
+            return ff_error_set(err, ls->gone.code, "%s", ls->gone.text);
         rc = verbs_get_event(ls->events, &ev, err);
         if (rc)
             return rc;
@@ -385,7 +393,9 @@ static int next_request(struct verbs_listener *ls, const struct verbs_link *v,
             rc = verbs_get_private(&r->conn, ls->gate, v, session, r, &why);
             r->conn.private_data = NULL;
         } else if (ev->event == RDMA_CM_EVENT_DEVICE_REMOVAL) {
-            ff_log(FF_LOG_WARN, "verbs: a device on which this side listens was removed");
+            ff_error_set(&ls->gone, ENODEV, "verbs: the device on which this side listens (%s) was "
+                         "removed", ev->id->verbs ? ibv_get_device_name(ev->id->verbs->device) : "?");
+            ff_log(FF_LOG_WARN, "%s; listening again when there is one", ls->gone.text);
         }
         rdma_ack_cm_event(ev);
         if (rc == -EAGAIN)
@@ -506,10 +516,12 @@ int verbs_open_queues(struct ff_link *l, const uint8_t session[FF_SESSION_LEN], 
     if (v->listener) {
         rc = verbs_open_passive(v, session, end, err);
         v->listener = NULL;
-        return rc;
+        return rc ? rc : verbs_send_pad(v, err);
     }
     rc = connect_queue(v, VERBS_FAULT, 0, session, end, err);
     for (unsigned i = 0; i < v->q[VERBS_PREFILL].n_conns && !rc; i++)
         rc = connect_queue(v, VERBS_PREFILL, i, session, end, err);
+    if (!rc)
+        rc = verbs_send_pad(v, err);
     return rc ? ff_error_context(err, "verbs: open queues") : 0;
 }

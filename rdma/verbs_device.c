@@ -6,8 +6,10 @@
 #include <errno.h>
 #include <ifaddrs.h>
 #include <netinet/in.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #include "cleanup.h"
 #include "verbs.h"
@@ -66,14 +68,77 @@ static bool is_link_local(const struct sockaddr *sa)
            IN6_IS_ADDR_LINKLOCAL(&((const struct sockaddr_in6 *)sa)->sin6_addr);
 }
 
-/* Binding an id to an address is what tells the device behind it */
-static bool is_on_device(struct rdma_event_channel *ch, struct sockaddr *sa, const char *wanted)
+/* Have @a and @b, of one family, the same bits where @mask has one? */
+static bool same_network(const struct sockaddr *a, const struct sockaddr *b,
+                         const struct sockaddr *mask)
 {
+    bool six = a->sa_family == AF_INET6;
+    size_t at = six ? offsetof(struct sockaddr_in6, sin6_addr) : offsetof(struct sockaddr_in, sin_addr);
+    const uint8_t *x = (const uint8_t *)a + at, *y = (const uint8_t *)b + at;
+    const uint8_t *m = (const uint8_t *)mask + at;
+    uint8_t diff = 0;
+
+    for (size_t i = 0; i < (six ? sizeof(struct in6_addr) : sizeof(struct in_addr)); i++)
+        diff |= (uint8_t)((x[i] ^ y[i]) & m[i]);
+    return !diff;
+}
+
+static bool same_address(const struct sockaddr *a, const struct sockaddr *b)
+{
+    const struct sockaddr_storage all = {.ss_family = a->sa_family};
+    struct sockaddr_storage ones = all;
+
+    memset((uint8_t *)&ones + sizeof(sa_family_t), 0xff, sizeof(ones) - sizeof(sa_family_t));
+    return a->sa_family == b->sa_family && same_network(a, b, (const struct sockaddr *)&ones);
+}
+
+const struct sockaddr *verbs_best_address(const struct ifaddrs *list, const struct sockaddr *peer,
+                                          const struct sockaddr *routed,
+                                          bool (*is_on)(void *opaque, struct sockaddr *sa),
+                                          void *opaque)
+{
+    const struct sockaddr *best = NULL;
+    unsigned best_rank = 0;
+
+    for (const struct ifaddrs *a = list; a; a = a->ifa_next) {
+        if (!a->ifa_addr || a->ifa_addr->sa_family != peer->sa_family ||
+            is_link_local(a->ifa_addr) != is_link_local(peer))
+            continue;
+        unsigned rank = routed && same_address(a->ifa_addr, routed) ? 3
+                        : a->ifa_netmask && same_network(a->ifa_addr, peer, a->ifa_netmask) ? 2
+                                                                                           : 1;
+        if (rank > best_rank && is_on(opaque, a->ifa_addr)) {
+            best = a->ifa_addr;
+            best_rank = rank;
+        }
+    }
+    return best;
+}
+
+/* The own address from which the kernel would talk to @peer, whatever the device; or false */
+static bool routed_address(const struct sockaddr *peer, socklen_t len, struct sockaddr_storage *out)
+{
+    FF_AUTO_CLOSE int fd = socket(peer->sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    socklen_t out_len = sizeof(*out);
+
+    return fd >= 0 && !connect(fd, peer, len) && /* sends nothing */
+           !getsockname(fd, (struct sockaddr *)out, &out_len);
+}
+
+/* Binding an id to an address is what tells the device behind it */
+struct on_device {
+    struct rdma_event_channel *ch;
+    const char *wanted;
+};
+
+static bool is_on_device(void *opaque, struct sockaddr *sa)
+{
+    const struct on_device *d = opaque;
     struct rdma_cm_id *id;
 
-    if (rdma_create_id(ch, &id, NULL, RDMA_PS_TCP))
+    if (rdma_create_id(d->ch, &id, NULL, RDMA_PS_TCP))
         return false;
-    bool on = !rdma_bind_addr(id, sa) && verbs_on_device(id, wanted);
+    bool on = !rdma_bind_addr(id, sa) && verbs_on_device(id, d->wanted);
     rdma_destroy_id(id);
     return on;
 }
@@ -83,8 +148,8 @@ int verbs_find_address(const char *wanted, const struct sockaddr *peer,
 {
     size_t len = peer->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6)
                                              : sizeof(struct sockaddr_in);
+    struct sockaddr_storage way;
     struct ifaddrs *list;
-    bool found = false;
 
     int rc = verbs_find_device(wanted, err);
     if (rc)
@@ -97,14 +162,12 @@ int verbs_find_address(const char *wanted, const struct sockaddr *peer,
             rdma_destroy_event_channel(ch);
         return rc;
     }
-    for (struct ifaddrs *a = list; a && !found; a = a->ifa_next) {
-        if (!a->ifa_addr || a->ifa_addr->sa_family != peer->sa_family ||
-            is_link_local(a->ifa_addr) != is_link_local(peer))
-            continue;
-        found = is_on_device(ch, a->ifa_addr, wanted);
-        if (found)
-            memcpy(out, a->ifa_addr, len);
-    }
+    bool has_way = routed_address(peer, (socklen_t)len, &way);
+    struct on_device on = {.ch = ch, .wanted = wanted};
+    const struct sockaddr *found = verbs_best_address(
+        list, peer, has_way ? (const struct sockaddr *)&way : NULL, is_on_device, &on);
+    if (found)
+        memcpy(out, found, len);
     freeifaddrs(list);
     rdma_destroy_event_channel(ch);
     if (found)

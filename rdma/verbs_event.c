@@ -111,6 +111,9 @@ int verbs_broken(struct verbs_link *v, struct ff_error *err)
 
 void verbs_break(struct verbs_link *v, const struct ff_error *why)
 {
+    struct rdma_cm_id *end[VERBS_ROLES * VERBS_QPS_MAX];
+    unsigned n = 0;
+
     pthread_mutex_lock(&v->lock);
     if (!v->broken) {
         v->broken = true;
@@ -119,9 +122,13 @@ void verbs_break(struct verbs_link *v, const struct ff_error *why)
         for (int r = 0; r < VERBS_ROLES; r++)
             for (unsigned i = 0; i < VERBS_QPS_MAX; i++)
                 if (v->q[r].conn[i].made)
-                    rdma_disconnect(v->q[r].conn[i].id);
+                    end[n++] = v->q[r].conn[i].id;
     }
     pthread_mutex_unlock(&v->lock);
+    /* without the lock, which the fault thread takes for each request: the kernel may be long here. The
+     * ids are there until free() */
+    for (unsigned i = 0; i < n; i++)
+        rdma_disconnect(end[i]);
 }
 
 int verbs_end_if_broken(struct verbs_link *v, struct rdma_cm_id *id, struct ff_error *err)

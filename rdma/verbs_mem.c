@@ -16,9 +16,11 @@
 #include <sys/resource.h>
 
 #include "cleanup.h"
+#include "mr.h"
 #include "verbs.h"
 
 #define CAP_IPC_LOCK_BIT 14 /* linux/capability.h: it is what it always was */
+#define PAGE 4096u
 #define MIB(bytes) ((unsigned long long)((bytes) + (1u << 20) - 1) >> 20)
 
 /* What the kernel counts against the limit, and whether this process is bound by it */
@@ -59,10 +61,42 @@ int verbs_may_pin(struct ff_link *l, uint64_t bytes, struct ff_error *err)
                         MIB(bytes + pinned));
 }
 
-static int reg_failed(struct verbs_link *v, uint64_t len, unsigned access, int code,
+bool verbs_is_shared_read_only(const void *addr)
+{
+    unsigned long long from, to;
+    bool found = false;
+    char line[512], perms[8];
+    FILE *f = fopen("/proc/self/maps", "re");
+
+    while (f && !found && fgets(line, sizeof(line), f))
+        found = sscanf(line, "%llx-%llx %7s", &from, &to, perms) == 3 && (uintptr_t)addr >= from &&
+                (uintptr_t)addr < to;
+    if (f)
+        fclose(f);
+    return found && perms[1] != 'w' && perms[3] == 's';
+}
+
+/* EFAULT, also for the first page alone, which can be read: no page that has failed is the reason */
+static bool refuses_page(struct verbs_link *v, const void *addr)
+{
+    if (ff_readable(addr, PAGE) < PAGE)
+        return false;
+    struct ibv_mr *m = ibv_reg_mr(v->pd, (void *)addr, PAGE, IBV_ACCESS_REMOTE_READ);
+    if (m)
+        ibv_dereg_mr(m);
+    return !m && errno == EFAULT;
+}
+
+static int reg_failed(struct verbs_link *v, const void *addr, uint64_t len, unsigned access, int code,
                       struct ff_error *err)
 {
     struct ff_error why;
+
+    if (code == EFAULT && verbs_is_shared_read_only(addr) && refuses_page(v, addr))
+        return ff_error_set(err, EOPNOTSUPP, "verbs: register %llu MiB on %s: the memory is shared and "
+                            "mapped for reading alone, which no Linux before 6.2 registers: use "
+                            "link=tcp, a newer kernel, or memory without readonly=on", MIB(len),
+                            ibv_get_device_name(v->pd->context->device));
 
     /* nobody asked before, or others pinned in between */
     if (code == ENOMEM && !(access & FF_ACCESS_ON_DEMAND) && verbs_may_pin(&v->base, len, &why))
@@ -115,7 +149,7 @@ int verbs_reg(struct ff_link *l, void *addr, uint64_t len, unsigned access, stru
         return flags;
     struct ibv_mr *m = ibv_reg_mr(v->pd, addr, len, (unsigned)flags);
     if (!m)
-        return reg_failed(v, len, access, errno, err);
+        return reg_failed(v, addr, len, access, errno, err);
     if (keep_mr(v, m)) {
         ibv_dereg_mr(m);
         return ff_error_set(err, ENOMEM, "verbs: register memory: out of memory");

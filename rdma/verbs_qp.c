@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <unistd.h>
 
 #include "cleanup.h"
 #include "verbs.h"
@@ -63,16 +64,23 @@ int verbs_use_device(struct verbs_link *v, struct rdma_cm_id *id, struct ff_erro
     if (!v->pd)
         return ff_error_set(err, errno, "verbs: protection domain on %s: %s", name,
                             strerror(errno));
-    v->ctrl_memory = aligned_alloc(4096, (VERBS_CTRL_BYTES + 4095) & ~4095ull);
+    /* the beat on a page of its own: what the peer may write has nothing else near it */
+    size_t room = (VERBS_CTRL_BYTES + 4095) & ~4095ull;
+    v->ctrl_memory = aligned_alloc(4096, room + 4096);
     if (!v->ctrl_memory)
         return ff_error_set(err, ENOMEM, "verbs: control memory: out of memory");
+    memset(v->ctrl_memory + room, 0, 4096);
     rc = verbs_may_pin(&v->base, VERBS_CTRL_BYTES, err);
     if (rc)
         return rc;
     v->ctrl_mr = ibv_reg_mr(v->pd, v->ctrl_memory, VERBS_CTRL_BYTES, IBV_ACCESS_LOCAL_WRITE);
-    return v->ctrl_mr ? 0
-                      : ff_error_set(err, errno, "verbs: register %zu bytes on %s: %s",
-                                     VERBS_CTRL_BYTES, name, strerror(errno));
+    if (v->ctrl_mr)
+        v->beat_mr = ibv_reg_mr(v->pd, v->ctrl_memory + room, VERBS_BEAT_LEN,
+                                IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+    if (!v->beat_mr)
+        return ff_error_set(err, errno, "verbs: register %zu bytes on %s: %s",
+                            v->ctrl_mr ? VERBS_BEAT_LEN : VERBS_CTRL_BYTES, name, strerror(errno));
+    return v->beat_mr->rkey ? 0 : ff_error_set(err, EIO, "verbs: device %s gave key 0", name);
 }
 
 int verbs_post_ctrl_recv(struct verbs_link *v, unsigned i)
@@ -82,6 +90,15 @@ int verbs_post_ctrl_recv(struct verbs_link *v, unsigned i)
                           .lkey = v->ctrl_mr->lkey};
     struct ibv_recv_wr wr = {.wr_id = i, .sg_list = &sge, .num_sge = 1}, *bad;
     return -ibv_post_recv(v->q[VERBS_CONTROL].conn[0].id->qp, &wr, &bad);
+}
+
+int verbs_next_vector(int vectors)
+{
+    static _Atomic unsigned next;
+
+    return vectors > 1 ? (int)((atomic_fetch_add(&next, 1) + (unsigned)getpid()) %
+                               (unsigned)vectors)
+                       : 0;
 }
 
 /* Channel and completion queues, for all queue pairs of @role */
@@ -95,9 +112,10 @@ static int make_queue(struct verbs_link *v, enum verbs_role role, struct ibv_con
 
     if (q->chan)
         return 0;
+    int vector = verbs_next_vector(dev->num_comp_vectors);
     q->chan = ibv_create_comp_channel(dev);
-    q->recv_cq = q->chan ? ibv_create_cq(dev, cqe, NULL, q->chan, 0) : NULL;
-    q->send_cq = control ? ibv_create_cq(dev, depth, NULL, NULL, 0) : q->recv_cq;
+    q->recv_cq = q->chan ? ibv_create_cq(dev, cqe, NULL, q->chan, vector) : NULL;
+    q->send_cq = control ? ibv_create_cq(dev, depth, NULL, NULL, vector) : q->recv_cq;
     if (!q->recv_cq || !q->send_cq)
         return ff_error_set(err, errno, "verbs: completion queue of %d on %s: %s", cqe,
                             ibv_get_device_name(dev->device), strerror(errno));
@@ -229,6 +247,8 @@ void verbs_link_free(struct ff_link *l)
     for (int r = 0; r < VERBS_ROLES; r++)
         free_queue(&v->q[r]);
     verbs_free_mrs(v);
+    if (v->beat_mr)
+        ibv_dereg_mr(v->beat_mr);
     if (v->ctrl_mr)
         ibv_dereg_mr(v->ctrl_mr);
     free(v->ctrl_memory);

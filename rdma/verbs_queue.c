@@ -58,9 +58,12 @@ int verbs_wc_error(struct verbs_link *v, enum verbs_role role, const char *verb,
     struct ff_error why;
 
     ff_error_set(&why, errno_of(wc->status),
-                 "verbs: %s on %s queue pair %u: %s%s (status %d, vendor 0x%x)", verb,
+                 "verbs: %s on %s queue pair %u: %s%s (status %d, vendor 0x%x)%s", verb,
                  role_names[role], wc->qp_num, hint(wc->status, verb),
-                 ibv_wc_status_str(wc->status), wc->status, wc->vendor_err);
+                 ibv_wc_status_str(wc->status), wc->status, wc->vendor_err,
+                 wc->status == IBV_WC_RETRY_EXC_ERR /* it did when the link was connected */
+                     ? "; if its host is up, large packets do not arrive: check the MTU of both hosts "
+                       "and of the network between" : "");
     /* what is flushed only follows from something else: prefer the reason known already */
     if (wc->status == IBV_WC_WR_FLUSH_ERR)
         verbs_events(v, NULL);

@@ -3,13 +3,16 @@
  * verbs_request.c - the private data of a connect request: who asks, for which queue pair
  */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "cleanup.h"
 #include "verbs_request.h"
 #include "wirebuf.h"
 
 #define MAGIC 0x6a764646u /* "FFvj" */
-#define VERSION 3
+#define MAGIC_PAD 0x70764646u /* "FFvp" */
+#define VERSION 4
 #define PRIVATE_LEN 28
 #define HEAD_LEN 12
 
@@ -92,4 +95,46 @@ int verbs_get_private(const struct rdma_conn_param *p, struct verbs_gate *gate,
         return ff_error_set(err, EEXIST, "verbs: queue pair %u of %u: there already, or too many",
                             r->index, v->q[r->role].n_conns);
     return 0;
+}
+
+void verbs_put_pad(uint8_t out[VERBS_PAD_LEN], uint64_t addr, uint32_t rkey)
+{
+    struct ff_wirebuf b = {.data = out, .len = VERBS_PAD_LEN};
+
+    ff_wb_put(&b, MAGIC_PAD, 4);
+    ff_wb_put(&b, rkey, 4);
+    ff_wb_put(&b, addr, 8);
+}
+
+bool verbs_is_pad(const uint8_t *msg, size_t len)
+{
+    struct ff_wirebuf b = ff_wb_reader(msg, len);
+
+    return ff_wb_get(&b, 4) == MAGIC_PAD && !b.bad;
+}
+
+int verbs_get_pad(const uint8_t *msg, size_t len, uint64_t *addr, uint32_t *rkey,
+                  struct ff_error *err)
+{
+    struct ff_wirebuf b = ff_wb_reader(msg, len);
+
+    ff_wb_get(&b, 4);
+    uint32_t key = (uint32_t)ff_wb_get(&b, 4);
+    uint64_t at = ff_wb_get(&b, 8);
+    if (len != VERBS_PAD_LEN || !key)
+        return ff_error_set(err, EPROTO, "verbs: read pad: %zu bytes, key 0x%x (want %u bytes, and a "
+                            "key)", len, key, VERBS_PAD_LEN);
+    *addr = at;
+    *rkey = key;
+    return 0;
+}
+
+int verbs_send_pad(struct verbs_link *v, struct ff_error *err)
+{
+    FF_AUTO_FREE uint8_t *pad = calloc(1, VERBS_PAD_LEN);
+
+    if (!pad)
+        return ff_error_set(err, ENOMEM, "verbs: open queues: out of memory");
+    verbs_put_pad(pad, (uintptr_t)v->beat_mr->addr, v->beat_mr->rkey);
+    return v->base.ops->send(&v->base, pad, VERBS_PAD_LEN, err);
 }

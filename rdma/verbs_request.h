@@ -34,4 +34,13 @@ int verbs_get_private(const struct rdma_conn_param *p, struct verbs_gate *gate,
                       const struct verbs_link *v, const uint8_t *session, struct verbs_request *r,
                       struct ff_error *err);
 
+/* The pad: a control message of VERBS_PAD_LEN bytes, which no other begins like. Its sender's beat is at
+ * @addr, and may be written with @rkey. @out is zeros */
+void verbs_put_pad(uint8_t out[VERBS_PAD_LEN], uint64_t addr, uint32_t rkey);
+bool verbs_is_pad(const uint8_t *msg, size_t len);
+/* 0: the peer's device has all of it; or the link is broken */
+int verbs_send_pad(struct verbs_link *v, struct ff_error *err);
+int verbs_get_pad(const uint8_t *msg, size_t len, uint64_t *addr, uint32_t *rkey,
+                  struct ff_error *err);
+
 #endif
