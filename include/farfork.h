@@ -77,10 +77,10 @@ struct ff_address;
  * @text: HOST is IPv4, [IPv6] or a name; an empty one listens on every address. unix: for an agent
  *        and its source on one host; nothing listens, the agent's socket takes connected ones.
  *        Options:
- *        link=auto|tcp|verbs, device=NAME[:PORT], qps=N, timeout=SECONDS, reconnect=SECONDS,
- *        chunk=SIZE, window=CHUNKS, landing=auto|copy|continue|move, prefill=auto|pull|push|off,
- *        odp=auto|on|off, precopy=0|1, prealloc=0|1, visit=off|on and budget=SIZE (farfork-return.h),
- *        key-file=FILE (read by this call),
+ *        link=auto|tcp|verbs, device=NAME[:PORT], qps=N, tos=N[:N], timeout=SECONDS,
+ *        reconnect=SECONDS, chunk=SIZE, window=CHUNKS, landing=auto|copy|continue|move,
+ *        prefill=auto|pull|push|off, odp=auto|on|off, precopy=0|1, prealloc=0|1, visit=off|on and
+ *        budget=SIZE (farfork-return.h), key-file=FILE (read by this call),
  *        kernel-tls=on|off, insecure=off|on, verify=off|on, until-go=FILE, multicast=GROUP[:PORT], see
  *        ff_group_new().
  *        For a source that keeps the right to take its guest back, see ff_source_take_back():

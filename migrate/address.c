@@ -111,6 +111,23 @@ static int set_device(struct ff_address *a, const char *value, struct ff_error *
     return 0;
 }
 
+/* "NUMBER" for all, or "FAULT:PREFILL" */
+static int set_tos(struct ff_address *a, const char *value, struct ff_error *err)
+{
+    const char *colon = strchr(value, ':');
+    char first[16];
+    unsigned long fault, prefill;
+
+    snprintf(first, sizeof(first), "%.*s", colon ? (int)(colon - value) : -1, value);
+    int rc = get_number("tos", first, 0, 255, 1, &fault, err);
+    if (!rc)
+        rc = get_number("tos", colon ? colon + 1 : first, 0, 255, 1, &prefill, err);
+    if (!rc)
+        a->tos = (struct ff_tos){.set = true, .of = {[FF_QUEUE_FAULT] = (uint8_t)fault,
+                                                     [FF_QUEUE_PREFILL] = (uint8_t)prefill}};
+    return rc;
+}
+
 static int set_until_go(struct ff_address *a, const char *value, struct ff_error *err)
 {
     if (!*value || strlen(value) >= sizeof(a->until_go))
@@ -244,6 +261,8 @@ static int set_option(struct ff_address *a, const char *name, const char *value,
         rc = get_number(name, value, 1, 8, 1, &v, err);
         if (!rc)
             a->qps = (unsigned)v;
+    } else if (!strcmp(name, "tos")) {
+        rc = set_tos(a, value, err);
     } else if (!strcmp(name, "timeout")) {
         rc = get_number(name, value, 1, 3600, 1, &v, err);
         if (!rc)
@@ -307,7 +326,7 @@ static int set_option(struct ff_address *a, const char *name, const char *value,
         rc = ff_group_at_parse(value, &a->group, err);
     } else if ((rc = set_fallback(a, name, value, err)) == -ENOENT) {
         rc = ff_error_set(err, EINVAL,
-                          "address: no such option: %s (there are link, device, qps, timeout, "
+                          "address: no such option: %s (there are link, device, qps, tos, timeout, "
                           "reconnect, chunk, window, landing, prefill, odp, precopy, visit, "
                           "budget, prealloc, key-file, kernel-tls, insecure, verify, until-go, multicast, "
                           "fallback, lease, fence, record, output)",

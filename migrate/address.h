@@ -25,6 +25,7 @@ struct ff_address {
     enum ff_link_kind link;
     char device[72]; /* "NAME" or "NAME:PORT"; "": any */
     unsigned qps;    /* queue pairs for prefill */
+    struct ff_tos tos;
     int timeout_ms; /* a peer silent for so long is gone */
     int pause_ms; /* from the first word of the pause until GO; then the guest goes on here */
     int reconnect_ms; /* after GO, when the link broke: wait so long for another; 0: for none */

@@ -126,6 +126,7 @@ int ff_source_open_link(struct ff_source *s, const struct ff_address *a, struct 
                                .connect_ms = FF_MIN(s->connect_ms, a->timeout_ms),
                                .device = a->device,
                                .qps = a->qps,
+                               .tos = a->tos.set ? a->tos : s->addr.tos,
                                .peers = &a->peers,
                                .key = a->key ? a->key : s->addr.key,
                                .process_tls = !a->kernel_tls || !s->addr.kernel_tls,

@@ -185,6 +185,13 @@ struct ff_link {
     char about[160];        /* for a person: which link, which device, why not another */
 };
 
+/* The byte that IP has for a traffic class (DSCP times 4), of each queue's packets; control's are as
+ * FAULT's. Zeros: as the link has it by itself */
+struct ff_tos {
+    bool set;
+    uint8_t of[FF_QUEUES];
+};
+
 /* A listening address (tcp). */
 struct ff_listener;
 
@@ -205,6 +212,7 @@ struct ff_link_params {
     int connect_ms;     /* active: likewise until it has answered; 0: timeout_ms */
     const char *device; /* verbs: "NAME" or "NAME:PORT"; NULL or "": any */
     unsigned qps;       /* verbs: queue pairs of the PREFILL queue; 0: 1 */
+    struct ff_tos tos;  /* verbs: the active side's is both sides' */
     const struct ff_peers *peers; /* where the host is; NULL or none: look it up */
     struct ff_key *key; /* both ends prove that they have it (handshake.h); NULL: neither does */
     bool process_tls; /* tcp, with a key: the kernel does not encrypt, where it could (tcp_ktls.h) */

@@ -65,6 +65,7 @@ struct tcp_link {
     uint8_t *sealed_tx;          /* with them; under send_lock */
     bool doubts;                 /* active, without a key: it matters whose the peer is */
     bool process_tls;            /* struct ff_link_params */
+    struct ff_tos tos;           /* likewise */
     uint8_t rx[TCP_CTRL_HEAD_LEN + FF_MSG_MAX + FF_SEAL_TAG_LEN];
     size_t rx_have;
     bool had_pad; /* the peer's has come */
@@ -158,6 +159,13 @@ static int pass_gate(struct tcp_link *t, const struct ff_link_params *p, struct 
     return rc;
 }
 
+static void use_tos(struct tcp_link *t, const struct ff_tos *tos)
+{
+    t->tos = *tos;
+    if (tos->set)
+        tcp_set_tos(t->ctrl_fd, tos->of[FF_QUEUE_FAULT]);
+}
+
 int ff_tcp_connect(const struct ff_link_params *p, int cancel_fd, struct ff_link **out,
                    struct ff_error *err)
 {
@@ -185,6 +193,7 @@ int ff_tcp_connect(const struct ff_link_params *p, int cancel_fd, struct ff_link
     t->cancel_fd = cancel_fd;
     t->doubts = !p->key && !p->insecure;
     t->process_tls = p->process_tls;
+    use_tos(t, &p->tos);
     if (t->doubts && !tcp_is_local(fd)) {
         tcp_free(&t->base);
         return ff_error_set(err, EACCES, "tcp: connect to %s:%s: it is not this host, and "
@@ -212,6 +221,7 @@ int ff_tcp_accept(struct ff_listener *ls, int timeout_ms, struct ff_link **out,
         return rc;
     t->ls = ls;
     t->process_tls = tcp_listen_process_tls(ls);
+    use_tos(t, tcp_listen_tos(ls));
     *out = &t->base;
     return 0;
 }
@@ -223,6 +233,8 @@ static int add_queue(struct tcp_link *t, enum ff_queue kind, int fd, struct ff_e
     int rc = tcp_queue_new(fd, kind, &t->mrs, &q, err);
     if (rc)
         return rc;
+    if (t->tos.set)
+        tcp_set_tos(fd, t->tos.of[kind]);
     pthread_mutex_lock(&t->fds_lock);
     t->q[kind] = q;
     if (t->down)

@@ -54,6 +54,7 @@ struct ff_listener {
     unsigned n_held;
     unsigned long dropped; /* of them, of joins, and of those that may not be heard */
     bool process_tls;      /* of links */
+    struct ff_tos tos;     /* likewise */
     bool insecure;         /* without a key whoever connects is heard, else who is of this user */
     struct ff_key *key;
     struct tcp_gate *gate; /* with a key: who has connected, and has not proved that it has it */
@@ -145,6 +146,11 @@ static int wait_any(struct ff_listener *ls, struct pollfd *more, unsigned n_more
     for (unsigned i = 0; i < n_more; i++)
         more[i].revents = rc > 0 ? p[first + i].revents : 0;
     return rc || resting ? 0 : -ETIMEDOUT;
+}
+
+const struct ff_tos *tcp_listen_tos(const struct ff_listener *ls)
+{
+    return &ls->tos;
 }
 
 bool tcp_listen_process_tls(const struct ff_listener *ls)
@@ -403,6 +409,7 @@ int ff_tcp_listen(const struct ff_link_params *p, struct ff_listener **out, stru
     rc = ls->cancel_fd < 0 ? -errno : 0;
     ls->insecure = p->insecure;
     ls->process_tls = p->process_tls;
+    ls->tos = p->tos;
     ls->key = ff_key_ref(p->key);
     if (!rc && ls->key)
         rc = tcp_gate_new(ls->key, &ls->gate, NULL);

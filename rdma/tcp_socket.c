@@ -148,12 +148,17 @@ void tcp_set_congestion(int fd)
         setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "cubic", strlen("cubic"));
 }
 
-void tcp_set_urgent(int fd)
+void tcp_set_tos(int fd, int tos)
 {
-    int tos = 0x48, interactive = 6; /* DSCP AF21, as ssh at a terminal; TC_PRIO_INTERACTIVE */
-
     setsockopt(fd, IPPROTO_IP, IP_TOS, &tos, sizeof(tos));
     setsockopt(fd, IPPROTO_IPV6, IPV6_TCLASS, &tos, sizeof(tos));
+}
+
+void tcp_set_urgent(int fd)
+{
+    int interactive = 6; /* TC_PRIO_INTERACTIVE */
+
+    tcp_set_tos(fd, 0x48); /* DSCP AF21, as ssh at a terminal */
     setsockopt(fd, SOL_SOCKET, SO_PRIORITY, &interactive, sizeof(interactive));
     if (tcp_is_local(fd))
         return; /* nothing is lost here */

@@ -35,6 +35,8 @@ bool tcp_is_local(int fd);
 void tcp_set_options(int fd, int timeout_ms);
 void tcp_set_congestion(int fd); /* of a queue that is connected */
 
+void tcp_set_tos(int fd, int tos); /* the traffic class of its packets: struct ff_tos */
+
 /* Ahead of other traffic where a queue makes a difference: this host's (pfifo_fast, prio) does,
  * a network's may */
 void tcp_set_urgent(int fd);

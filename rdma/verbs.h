@@ -26,8 +26,8 @@
  * MTU          when the queues are open each side sends a pad, a control message longer than a packet.
  *              It is complete when the peer's device has it all: else the link ends before a guest
  *              stops, and RETRY_EXC says that packets of full size may not arrive.
- * Priority     a service level of its own for the FAULT queue pair would do what tcp.c does for its
- *              packets; none is set.
+ * Priority     tos= gives FAULT and PREFILL traffic classes of their own, and so service levels and
+ *              priorities; else they have rdma_cm's default.
  * Failure      a work completion that is not a success, a disconnect, a removed device:
  *              verbs_break() keeps the first reason, disconnects every QP (what is in
  *              flight is flushed) and makes wake_fd readable for ever: every wait ends.
@@ -112,6 +112,7 @@ struct verbs_link {
     struct verbs_queue q[VERBS_ROLES];
     struct verbs_limits limits;
     struct sockaddr_storage local, peer; /* local: family 0 for whatever the route says */
+    struct ff_tos tos;                   /* active side */
     char device[72];                     /* "NAME", "NAME:PORT", "" for any */
     _Atomic int timeout_ms; /* any thread sends, and reads it */
     int cancel_fd, wake_fd;

@@ -118,9 +118,19 @@ static int resolve_addr(struct verbs_link *v, struct rdma_cm_id *id, uint64_t en
     return rc;
 }
 
-static int find_way(struct verbs_link *v, struct rdma_cm_id *id, uint64_t end,
+/* Before the way is looked for, which has it: the request tells it to the peer, whose packets have it too */
+static void set_traffic_class(struct verbs_link *v, enum verbs_role role, struct rdma_cm_id *id)
+{
+    uint8_t tos = v->tos.of[role == VERBS_PREFILL ? FF_QUEUE_PREFILL : FF_QUEUE_FAULT];
+
+    if (v->tos.set)
+        rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &tos, sizeof(tos));
+}
+
+static int find_way(struct verbs_link *v, enum verbs_role role, struct rdma_cm_id *id, uint64_t end,
                     struct ff_error *err)
 {
+    set_traffic_class(v, role, id);
     int rc = resolve_addr(v, id, end, err);
     if (rc)
         return rc;
@@ -141,7 +151,7 @@ static int ask_for_challenge(struct verbs_link *v, const uint8_t hello[FF_HS_HEL
 
     if (rdma_create_id(v->events, &id, NULL, RDMA_PS_TCP))
         return ff_error_set(err, errno, "verbs: new connection: %s", strerror(errno));
-    int rc = find_way(v, id, end, err);
+    int rc = find_way(v, VERBS_CONTROL, id, end, err);
     /* The number of no queue pair: the peer's kernel takes a second request of one host and number
      * for a connection that was forgotten, while the first is looked at. Of the nonce, which is
      * random; devices number theirs from below */
@@ -170,7 +180,7 @@ static int connect_role(struct verbs_link *v, enum verbs_role role, unsigned ind
     if (rdma_create_id(v->events, &id, NULL, RDMA_PS_TCP))
         return ff_error_set(err, errno, "verbs: new connection: %s", strerror(errno));
     v->q[role].conn[index].id = id;
-    int rc = find_way(v, id, end, err);
+    int rc = find_way(v, role, id, end, err);
     if (!rc)
         rc = verbs_make_qp(v, role, index, id, err);
     if (rc)

@@ -191,6 +191,7 @@ int verbs_link_new(const struct ff_link_params *p, int cancel_fd, struct verbs_l
                                .pins = true,
                                .about = "verbs"};
     snprintf(v->device, sizeof(v->device), "%s", p->device ? p->device : "");
+    v->tos = p->tos;
     v->timeout_ms = p->timeout_ms;
     v->cancel_fd = cancel_fd;
     v->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

@@ -99,9 +99,16 @@ static void test_options(void **state)
     assert_int_equal(a->prefill, FF_PREFILL_OFF);
     ff_address_free(a);
 
+    a = parse("h:1,tos=104");
+    assert_true(a->tos.set && a->tos.of[FF_QUEUE_FAULT] == 104 && a->tos.of[FF_QUEUE_PREFILL] == 104);
+    ff_address_free(a);
+    a = parse("h:1,tos=104:32");
+    assert_true(a->tos.set && a->tos.of[FF_QUEUE_FAULT] == 104 && a->tos.of[FF_QUEUE_PREFILL] == 32);
+    ff_address_free(a);
     a = parse("h:1,link=verbs,device=mlx5_0,qps=8");
     assert_string_equal(a->device, "mlx5_0");
     assert_int_equal(a->qps, 8);
+    assert_false(a->tos.set);
     ff_address_free(a);
     a = parse("h:1,device=rocep1s0f0v2:2");
     assert_string_equal(a->device, "rocep1s0f0v2:2");
@@ -293,6 +300,11 @@ static void test_refused(void **state)
         {"h:1,link=ib", "auto, tcp or verbs", EINVAL},
         {"h:1,qps=0", "1..8", EINVAL},
         {"h:1,qps=9", "1..8", EINVAL},
+        {"h:1,tos=256", "0..255", EINVAL},
+        {"h:1,tos=1:256", "0..255", EINVAL},
+        {"h:1,tos=:1", "tos", EINVAL},
+        {"h:1,tos=1:", "tos", EINVAL},
+        {"h:1,tos=1:2:3", "tos", EINVAL},
         {"h:1,device=", "NAME or NAME:PORT", EINVAL},
         {"h:1,device=:1", "NAME or NAME:PORT", EINVAL},
         {"h:1,device=a b", "device=a b", EINVAL},

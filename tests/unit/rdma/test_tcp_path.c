@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_tcp_path.c - a network that drops packets of full size is found when the queues are opened
+ * test_tcp_path.c - packets of full size that vanish are found when the queues are opened; tos=
  */
 #include "pair.h"
 
@@ -108,11 +108,54 @@ static void test_second_pad(void **state)
     pair_close(&p);
 }
 
+/* Connected sockets of this process whose packets are of class @tos */
+static unsigned with_class(int tos)
+{
+    unsigned n = 0;
+
+    for (int fd = 3; fd < 256; fd++) {
+        struct sockaddr_in sa;
+        socklen_t sa_len = sizeof(sa), len = sizeof(int);
+        int has;
+        n += !getpeername(fd, (struct sockaddr *)&sa, &sa_len) &&
+             !getsockopt(fd, IPPROTO_IP, IP_TOS, &has, &len) && has == tos;
+    }
+    return n;
+}
+
+/* tos=: control and FAULT have one, PREFILL another, at both ends */
+static void test_traffic_classes(void **state)
+{
+    struct ff_link_params lp = {.host = "127.0.0.1", .port = "0", .timeout_ms = 15000,
+                                .tos = {.set = true, .of = {[FF_QUEUE_FAULT] = 0x68,
+                                                            [FF_QUEUE_PREFILL] = 0x20}}};
+    struct pair p = {.kind = "tcp"};
+    struct ff_error err;
+    char port[16];
+    (void)state;
+
+    assert_ok(ff_tcp_listen(&lp, &p.listener, &err), err);
+    snprintf(port, sizeof(port), "%u", ff_tcp_port(p.listener));
+    lp.port = port;
+    assert_ok(ff_tcp_connect(&lp, -1, &p.a, &err), err);
+    assert_ok(ff_tcp_accept(p.listener, SOON_MS, &p.b, &err), err);
+    pair_open_queues(&p);
+    assert_int_equal(with_class(0x68), 4);
+    assert_int_equal(with_class(0x20), 2);
+    pair_close(&p);
+
+    pair_open_tcp(&p); /* without: faults alone go ahead */
+    assert_int_equal(with_class(0x48), 2);
+    assert_int_equal(with_class(0), 4);
+    pair_close(&p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_large_packets_vanish),
         cmocka_unit_test(test_second_pad),
+        cmocka_unit_test(test_traffic_classes),
     };
     return cmocka_run_group_tests_name("tcp_path", tests, NULL, NULL);
 }
