@@ -122,7 +122,7 @@ static void must_be_broken(struct ff_link *l)
 {
     struct ff_error err = {.code = 0};
     struct ff_wc wc;
-    uint8_t buf[16];
+    static uint8_t buf[FF_MSG_MAX];
 
     for (enum ff_queue q = 0; q < FF_QUEUES; q++) {
         struct ff_wr wr = {.op = FF_OP_READ, .local = dst, .len_bytes = 1};
