@@ -353,14 +353,16 @@ static void leave_parent(const struct fc_frozen *f)
 
 /*
  * Where the file is the image, serve the file: an RDMA device's pages of a
- * private mapping would be copied when they are pinned.
+ * private mapping would be copied when they are pinned.  Linux before 6.2
+ * registers a shared mapping only if it may be written, so this one may be:
+ * nobody does, and the device's key is for reading.
  */
 static void map_files(struct fc_frozen *f)
 {
     for (unsigned i = 0; i < f->n_regions; i++) {
         struct ff_region *r = &f->region[i];
         void *p = r->fd < 0 ? MAP_FAILED :
-                  mmap(NULL, r->len_bytes, PROT_READ,
+                  mmap(NULL, r->len_bytes, PROT_READ | PROT_WRITE,
                        MAP_SHARED | MAP_NORESERVE, r->fd, r->fd_offset);
 
         if (p != MAP_FAILED) { /* else the private mapping has the same bytes */

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""on_kernel.py - inside the lab, on a kernel that people run: doctor, moves and forks, over tcp
+"""on_kernel.py - inside the lab, on a kernel that people run: doctor, moves and forks, over tcp, one fork over verbs
 
 usage: lab/lab --kernel 6.1 tests/lab/on_kernel.py [CASE...]     all, or those named
 
@@ -79,12 +79,32 @@ def forks(t, kind):
                 check_parent(parent)
 
 
+def fork_verbs(t):
+    """What the holder registers is a mapping of the memory's file: before Linux 6.2 one that it may write."""
+    ours, common.place = common.place, labplace.Lab()
+    try:
+        with Micro(t, 'p', 'tcg', 'memfd', MIB // 2) as parent, Agent(t, 'v') as agent:
+            parent.start_load()
+            before = clone.snapshot(parent)
+            export(parent, 'v', agent.target(lend=False))
+            with child(t, agent, 0, 'tcg', 'memfd', mem_mib=MIB // 2) as kid:
+                check_went_on(before, kid)
+                clone.complete([kid])
+            link = agent.wait('complete', 120)['link']
+            if link != 'verbs':
+                raise Failed(f'over {link}')
+            check_parent(parent)
+    finally:
+        common.place = ours
+
+
 CASES = {
     'doctor': doctor,
     'move-anon': lambda t: moves(t, 'anon', ''),
     'move-memfd-copied': lambda t: moves(t, 'memfd', ',landing=copy'),
     'move-memfd-in-place': lambda t: moves(t, 'memfd', ',landing=continue'),
     'move-precopy': lambda t: moves(t, 'anon', ',precopy=1'),
+    'fork-verbs': fork_verbs,
     'fork-memfd': lambda t: forks(t, 'memfd'),
     'fork-anon': lambda t: forks(t, 'anon'),
 }
