@@ -29,6 +29,7 @@ const char *const ff_failpoints[] = {
     "dest.ear",       "dest.go",        "dest.run",        "uffd.poison",
     "source.record",  "source.fence",   "dest.lease",      "dest.withdrawn",
     "source.register",   "dest.mark",      "dest.unmark",    "dest.shut-down",
+    "evacuate.still",
     "tunnel.send",    "proxy.package",  "proxy.unit",  "proxy.postcopy", "relay.image", "relay.image.some",    "feed.pushed",    "dest.feed.has",  "dest.feed.new",
     "source.group.send", "dest.group.packet", "dest.undo",        "dest.forget",
 };

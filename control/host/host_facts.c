@@ -127,6 +127,26 @@ static enum role role_of(pid_t pid, const char *program, const struct strv *word
     return !strcmp(comm, "farfork-holder\n") ? HOLDER : !strcmp(comm, "farfork-image\n") ? IMAGE : GUEST;
 }
 
+/* Whose rights it has, as "Uid:" says: another user's, if any of them is */
+static json_int_t user_of(const char *status)
+{
+    FF_AUTO_FREE char *line = NULL;
+    FILE *f = fopen(status, "re");
+    unsigned uid[4], own = geteuid();
+    json_int_t user = -1;
+    size_t room = 0;
+
+    while (f && user < 0 && getline(&line, &room, f) > 0)
+        if (sscanf(line, "Uid: %u %u %u %u", &uid[0], &uid[1], &uid[2], &uid[3]) == 4) {
+            user = own;
+            for (int i = 0; i < 4; i++)
+                user = uid[i] != own ? uid[i] : user;
+        }
+    if (f)
+        fclose(f);
+    return user;
+}
+
 static void add_process(json_t *guests, json_t *holders, pid_t pid)
 {
     FF_AUTO_FREE char *exe = xprintf("/proc/%d/exe", (int)pid), *status = xprintf("/proc/%d/status", (int)pid);
@@ -141,12 +161,12 @@ static void add_process(json_t *guests, json_t *holders, pid_t pid)
     FF_AUTO_FREE char *job = role == NO_QEMU ? NULL : process_job(pid);
     json_int_t resident = (json_int_t)(number_of(status, "VmRSS:") << 10);
     if (role == GUEST)
-        json_array_append_new(guests, json_pack("{si so so so sI}", "pid", (int)pid, "name", json_lossy(name), "job",
-                                                json_lossy(job), "qemu", json_lossy(program), "resident_bytes",
-                                                resident));
+        json_array_append_new(guests, json_pack("{si sI so so so sI}", "pid", (int)pid, "uid", user_of(status), "name",
+                                                json_lossy(name), "job", json_lossy(job), "qemu", json_lossy(program),
+                                                "resident_bytes", resident));
     else if (role != NO_QEMU)
-        json_array_append_new(holders, json_pack("{si so so ss sI}", "pid", (int)pid, "name", json_lossy(name), "job",
-                                                  json_lossy(job), "of", role == HOLDER ? "fork" : "guest elsewhere",
+        json_array_append_new(holders, json_pack("{si sI so so ss sI}", "pid", (int)pid, "uid", user_of(status), "name",
+                                                  json_lossy(name), "job", json_lossy(job), "of", role == HOLDER ? "fork" : "guest elsewhere",
                                                   "resident_bytes", resident));
     strv_free(&words);
 }

@@ -11,11 +11,13 @@
  *              farfork move --json      one a guest, @jobs at once; its exit code says where the guest is
  * Invariants   1. What may happen to a guest is farfork move's: this starts it and reads its last words. No
  *                 move is ended from here: one that is interrupted ends by itself, with its guest on one side.
+ *                 One whose process does not run any more is left alone, and its guest is unknown.
  *              2. A guest is tried again only where farfork move says that it is here still.
  * Limits       memory that is available there is counted when it is asked, and less by each guest that goes
  *              there. A QEMU whose sockets answer nobody, or that has none, stays, and is named.
  */
-#include "evacuate.h"
+#include "evacuate_private.h"
+#include "failpoint.h"
 
 #include <poll.h>
 #include <signal.h>
@@ -31,206 +33,16 @@
 #include "defaults.h"
 #include "host_facts.h"
 #include "launcher.h"
-#include "process_argv.h"
-#include "qemu_opts.h"
-#include "qmp.h"
 #include "rundir.h"
 #include "signals.h"
-#include "spawn.h"
 
-#define QMP_LIMIT_MS 2000
+#define LOOK_MS 1000
+#define STILL_MS 600000 /* a move waits for nothing that long without a look around, but with a longer --timeout */
+#define STILL_TEST_MS 5000
 #define SPARE_BYTES (256ull << 20) /* of a QEMU, beside its guest's memory */
 #define EXIT_HERE 1
 #define EXIT_UNKNOWN 3
 #define EXIT_NO_PROGRAM 127
-
-enum guest_state { WAITS, MOVES, GONE, ENDED, STAYS, UNKNOWN };
-
-struct guest {
-    pid_t pid;
-    uint64_t start; /* process_start_time() */
-    char *name, *qmp; /* qmp NULL: none answers */
-    uint64_t bytes;
-    enum guest_state state;
-    size_t host, tries; /* where it goes, or is; how many were tried */
-    bool *tried;        /* of each host */
-    struct spawn run;
-    bool interrupted; /* its move was told to end, once */
-    char *said;   /* all that its move printed */
-    char *reason; /* why it is not there */
-    json_t *result;
-};
-
-struct place {
-    const struct node *node;
-    uint64_t available;
-    unsigned guests;
-    char *why_not; /* it gets none */
-    char *identity;
-};
-
-struct evacuation {
-    const struct evacuate_options *o;
-    struct guest *guest;
-    size_t n_guests, n_of_jobs; /* of jobs: left out */
-    struct place *place;
-    size_t n_places;
-    char *agent, *identity;
-    int signals;
-    bool stops;
-};
-
-/* --- the guests here --- */
-
-/* Relative to where QEMU was started */
-static char *absolute(pid_t pid, const char *path)
-{
-    FF_AUTO_FREE char *cwd = xprintf("/proc/%d/cwd", (int)pid);
-    char folder[4096];
-    ssize_t n = *path == '/' ? -1 : readlink(cwd, folder, sizeof(folder) - 1);
-
-    return n < 0 ? xstrdup(path) : xprintf("%.*s/%s", (int)n, folder, path);
-}
-
-/* Of -qmp unix:PATH, and of the chardev of a monitor with mode=control */
-static char *monitor_path(const struct strv *words, size_t i)
-{
-    const char *value = words->v[i + 1];
-
-    if ((qemu_option_is(words->v[i], "qmp") || qemu_option_is(words->v[i], "qmp-pretty")) &&
-        !strncmp(value, "unix:", 5))
-        return qemu_opts_get_first(value + 5, "path");
-    FF_AUTO_FREE char *mode = qemu_option_is(words->v[i], "mon") ? qemu_opts_get(value, "mode") : NULL;
-    FF_AUTO_FREE char *id = mode && !strcmp(mode, "control") ? qemu_opts_get_first(value, "chardev") : NULL;
-    for (size_t k = 1; id && k + 1 < words->n; k++) {
-        FF_AUTO_FREE char *own = qemu_option_is(words->v[k], "chardev") ? qemu_opts_get(words->v[k + 1], "id") : NULL;
-        if (own && !strcmp(own, id))
-            return qemu_opts_get(words->v[k + 1], "path");
-    }
-    return NULL;
-}
-
-/* Why one that answers is not moved; NULL: it is. *@gone: there is no guest in it any more */
-static const char *why_not(const char *status, const char *migration, bool *gone)
-{
-    *gone = !strcmp(status, "postmigrate") && !strcmp(migration, "completed");
-    return !strcmp(status, "inmigrate")     ? "it waits for a guest, or one is arriving"
-           : !strcmp(status, "postmigrate") ? "its guest has moved, and its memory may still come from here"
-           : !strcmp(status, "shutdown")    ? "its guest has shut itself down"
-                                            : NULL;
-}
-
-/* Whether it answers at that socket; then what of it matters */
-static bool answers(struct guest *g, const char *path, bool *gone)
-{
-    FF_AUTO_JSON json_t *status = NULL, *memory = NULL, *migration = NULL;
-    struct ff_error why;
-    struct qmp *q;
-
-    if (qmp_connect(path, -1, QMP_LIMIT_MS, &q, &why))
-        return false;
-    int rc = qmp_pid(q) == g->pid ? qmp_command(q, "query-status", NULL, &status, &why) : -1;
-    if (!rc)
-        rc = qmp_command(q, "query-memory-size-summary", NULL, &memory, &why);
-    if (!rc)
-        rc = qmp_command(q, "query-migrate", NULL, &migration, &why);
-    qmp_free(q);
-    const char *reason = rc ? NULL : why_not(text_of(status, "status"), text_of(migration, "status"), gone);
-    if (reason) {
-        g->state = STAYS;
-        g->reason = xstrdup(reason);
-    }
-    g->bytes = rc ? 0 : (uint64_t)(json_integer_value(json_object_get(memory, "base-memory")) +
-                                   json_integer_value(json_object_get(memory, "plugged-memory")));
-    return !rc;
-}
-
-/* False: no guest is in it */
-static bool find_monitor(struct guest *g)
-{
-    struct strv words = {0};
-    struct ff_error why;
-    bool gone = false;
-
-    if (process_argv(g->pid, &words, &why))
-        return false;
-    for (size_t i = 1; i + 1 < words.n && !g->qmp; i++) {
-        FF_AUTO_FREE char *path = monitor_path(&words, i);
-        FF_AUTO_FREE char *whole = path ? absolute(g->pid, path) : NULL;
-        if (whole && answers(g, whole, &gone))
-            g->qmp = xstrdup(whole);
-    }
-    strv_free(&words);
-    return !gone;
-}
-
-/* @seen: of each name that was given, whether it is here */
-static bool is_wanted(struct evacuation *e, const json_t *f, bool *seen)
-{
-    const struct evacuate_options *o = e->o;
-    FF_AUTO_FREE char *pid = xprintf("%lld", (long long)json_integer_value(json_object_get(f, "pid")));
-    bool of_job = o->outside_jobs && *text_of(f, "job"), is = !o->guests->n && !of_job;
-
-    e->n_of_jobs += of_job;
-    for (size_t i = 0; i < o->guests->n; i++)
-        if (!strcmp(o->guests->v[i], pid) || !strcmp(o->guests->v[i], text_of(f, "name")))
-            is = seen[i] = true;
-    return is;
-}
-
-/* What other hosts still fetch is no guest, and this host is needed for it */
-static void add_holders(struct evacuation *e, const json_t *holders)
-{
-    size_t i;
-    json_t *h;
-
-    json_array_foreach(holders, i, h)
-        if (!(e->o->outside_jobs && *text_of(h, "job")))
-            e->guest[e->n_guests++] = (struct guest){
-                .pid = (pid_t)json_integer_value(json_object_get(h, "pid")), .name = xstrdup(text_of(h, "name")),
-                .state = STAYS, .run = SPAWN_NONE, .tried = xcalloc(e->n_places + 1, sizeof(bool)),
-                .reason = xstrdup(strcmp(text_of(h, "of"), "fork")
-                                      ? "its guest is elsewhere, and needs its memory: let it come home, or wait for the end "
-                                        "of its move"
-                                      : "it keeps the memory of a fork that other hosts still fetch: wait for its end")};
-}
-
-static int by_size(const void *a, const void *b)
-{
-    const struct guest *x = a, *y = b;
-
-    return x->bytes == y->bytes ? (x->pid > y->pid) - (x->pid < y->pid) : x->bytes < y->bytes ? 1 : -1;
-}
-
-static void find_guests(struct evacuation *e, bool *seen)
-{
-    FF_AUTO_FREE char *base = e->o->rundir ? xstrdup(e->o->rundir) : rundir_base();
-    FF_AUTO_JSON json_t *facts = host_facts(base);
-    json_t *all = json_object_get(facts, "guests"), *f;
-    size_t i;
-
-    json_t *holders = json_object_get(facts, "holders");
-    e->guest = xcalloc(json_array_size(all) + json_array_size(holders) + 1, sizeof(*e->guest));
-    json_array_foreach(all, i, f) {
-        struct guest g = {.pid = (pid_t)json_integer_value(json_object_get(f, "pid")), .run = SPAWN_NONE};
-        g.start = process_start_time(g.pid);
-        if (!is_wanted(e, f, seen) || !find_monitor(&g)) {
-            free(g.qmp);
-            free(g.reason);
-            continue;
-        }
-        g.name = xstrdup(*text_of(f, "name") ? text_of(f, "name") : "-");
-        g.tried = xcalloc(e->n_places + 1, sizeof(*g.tried));
-        if (!g.qmp) {
-            g.state = STAYS;
-            g.reason = xstrdup("no QMP socket of it answers: give it one more, -qmp unix:PATH,server=on,wait=off");
-        }
-        e->guest[e->n_guests++] = g;
-    }
-    if (!e->o->guests->n)
-        add_holders(e, holders);
-    qsort(e->guest, e->n_guests, sizeof(*e->guest), by_size);
-}
 
 /* --- the hosts --- */
 
@@ -354,6 +166,7 @@ static void start_move(struct evacuation *e, struct guest *g, struct place *p)
         stay(e, g, xstrdup(why.text));
     } else {
         g->state = MOVES;
+        g->turned_ms = 0;
         report(e, g, "to %s", p->node->host);
     }
     strv_free(&w);
@@ -468,6 +281,42 @@ static void pass_signals_on(struct evacuation *e)
     }
 }
 
+/* It is stopped, or the kernel has it: a move looks around some times a second */
+static bool stands_still(struct guest *g)
+{
+    FF_AUTO_FREE char *path = xprintf("/proc/%d/status", (int)g->run.pid), *line = NULL;
+    const uint64_t limit_ms = ff_failpoint("evacuate.still") ? STILL_TEST_MS : STILL_MS;
+    FILE *f = fopen(path, "re");
+    unsigned long turns = 0, n;
+    size_t room = 0;
+
+    while (f && getline(&line, &room, f) > 0)
+        if (sscanf(line, "voluntary_ctxt_switches: %lu", &n) == 1 || sscanf(line, "nonvoluntary_ctxt_switches: %lu", &n) == 1)
+            turns += n;
+    if (f)
+        fclose(f);
+    if (turns != g->turns || !g->turned_ms)
+        g->turned_ms = ff_now_ms();
+    g->turns = turns;
+    return ff_now_ms() > g->turned_ms + limit_ms;
+}
+
+static void leave_still(struct evacuation *e)
+{
+    for (size_t i = 0; i < e->n_guests; i++) {
+        struct guest *g = &e->guest[i];
+        if (g->state != MOVES || !stands_still(g))
+            continue;
+        g->state = UNKNOWN;
+        free(g->reason);
+        g->reason = xprintf("%s: its move (pid %d) stands still, and was left: look where the guest is",
+                            e->place[g->host].node->host, (int)g->run.pid);
+        report(e, g, "look after it: %s", g->reason);
+        spawn_leave(&g->run);
+        spawn_free(&g->run);
+    }
+}
+
 static void follow_moves(struct evacuation *e)
 {
     struct pollfd *p = xcalloc(1 + 2 * e->n_guests, sizeof(*p));
@@ -483,7 +332,10 @@ static void follow_moves(struct evacuation *e)
             p[1 + 2 * i] = (struct pollfd){.fd = g->state == MOVES ? g->run.out : -1, .events = POLLIN};
             p[2 + 2 * i] = (struct pollfd){.fd = g->state == MOVES ? g->run.err : -1, .events = POLLIN};
         }
-        poll(p, 1 + 2 * e->n_guests, -1);
+        int got = poll(p, 1 + 2 * e->n_guests, LOOK_MS);
+        leave_still(e);
+        if (got <= 0)
+            continue;
         if (p[0].revents)
             pass_signals_on(e);
         for (size_t i = 0; i < e->n_guests; i++) {
@@ -534,7 +386,7 @@ static void print_evacuation(const struct evacuation *e, int code)
                             (int)g->tries, "error", g->reason ? json_lossy(g->reason) : json_null(), "move",
                             g->result));
     }
-    FF_AUTO_JSON json_t *o = json_pack("{si sO}", "exit_code", code, "guests", list);
+    FF_AUTO_JSON json_t *o = json_pack("{si sO sO}", "exit_code", code, "guests", list, "others", e->others);
     json_dumpf(o, stdout, JSON_COMPACT);
     putchar('\n');
 }
@@ -558,28 +410,50 @@ static void evacuation_free(struct evacuation *e)
     free(e->place);
     free(e->agent);
     free(e->identity);
+    free(e->named);
+    json_decref(e->others);
     ff_close_fd(&e->signals);
+}
+
+/* How many of those that were named are not moved */
+static size_t note_left_out(const struct evacuation *e)
+{
+    const struct strv *names = e->o->guests;
+    size_t missing = 0, i;
+    json_t *f;
+
+    for (i = 0; i < names->n; i++) {
+        missing += e->named[i] != 1;
+        if (!e->named[i])
+            fprintf(stderr, "farfork: no guest %s is here\n", names->v[i]);
+        else if (e->named[i] > 1)
+            fprintf(stderr, "farfork: %s names %zu guests, by process number or name: give another of the two\n",
+                    names->v[i], e->named[i]);
+    }
+    json_array_foreach(e->others, i, f)
+        if (!e->o->quiet && !names->n)
+            fprintf(stderr, "farfork: pid %lld is of another user (uid %lld), and was left out\n",
+                    (long long)json_integer_value(json_object_get(f, "pid")),
+                    (long long)json_integer_value(json_object_get(f, "uid")));
+    return missing;
 }
 
 int evacuate_host(const struct evacuate_options *o, const struct hostlist *to)
 {
-    struct evacuation e = {.o = o, .n_places = to->n, .signals = -1, .identity = host_identity()};
-    bool *seen = xcalloc(o->guests->n + 1, sizeof(*seen));
-    size_t missing = 0;
+    struct evacuation e = {.o = o, .n_places = to->n, .signals = -1, .identity = host_identity(), .others = json_array(),
+                           .named = xcalloc(o->guests->n + 1, sizeof(size_t))};
 
+    struct ff_error why;
+    if (ff_failpoints_start(&why))
+        fprintf(stderr, "farfork: %s\n", why.text);
     e.agent = o->agent ? xstrdup(o->agent) : defaults_agent();
     e.place = xcalloc(to->n + 1, sizeof(*e.place));
     for (size_t i = 0; i < to->n; i++)
         e.place[i].node = &to->v[i];
-    find_guests(&e, seen);
+    evacuate_find(&e);
     if (e.n_guests)
         ask_places(&e);
-    for (size_t i = 0; i < o->guests->n; i++) {
-        missing += !seen[i];
-        if (!seen[i])
-            fprintf(stderr, "farfork: no guest %s is here\n", o->guests->v[i]);
-    }
-    free(seen);
+    size_t missing = note_left_out(&e);
     for (size_t i = 0; i < e.n_guests; i++)
         if (e.guest[i].state == STAYS)
             report(&e, &e.guest[i], "stays here: %s", e.guest[i].reason);

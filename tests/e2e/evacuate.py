@@ -13,12 +13,13 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 
 import common
 from common import Failed, check_ledger, say, status, wait_for
 from farfork_move import There
-from forked import SLOW, Clone, Parent, kill, processes_of
+from forked import SLOW, Clone, Parent, kill, processes_of, run_vmclone
 
 ALONE = 'FARFORK_TEST_ALONE'
 HOSTS = ['h1=127.0.0.1', 'h2=127.0.0.1']
@@ -59,6 +60,46 @@ def guests(t, accel, *sizes):
         yield made
 
 
+@contextlib.contextmanager
+def guests_named(t, accel, name):
+    """Another guest, with that name."""
+    folder = os.path.join(t.work, 'named')
+    os.makedirs(folder)
+    with Parent(type('Work', (), {'work': folder}), accel, mem_mib=32, extra=('-name', f'guest={name}')) as g:
+        yield g
+
+
+@contextlib.contextmanager
+def impostor(user, sockets=1):
+    """A process that is called as a QEMU is, with monitors where nobody answers; these."""
+    with tempfile.TemporaryDirectory(dir='/tmp') as folder, contextlib.ExitStack() as stack:
+        os.chmod(folder, 0o755)
+        program = shutil.copy('/bin/dash', os.path.join(folder, 'qemu-system-x86_64'))
+        argv, bound = [program, '-c', 'sleep 300; :'], []
+        for i in range(sockets):
+            s = stack.enter_context(socket.socket(socket.AF_UNIX))
+            s.bind(os.path.join(folder, f'{i}.qmp'))
+            s.listen(8)
+            s.setblocking(False)
+            bound.append(s)
+            argv += ['-qmp', f'unix:{folder}/{i}.qmp,server=on']
+        with subprocess.Popen(argv, user=user, start_new_session=True) as p:
+            try:
+                yield p, bound
+            finally:
+                os.killpg(p.pid, signal.SIGKILL)
+
+
+def tried(sockets):
+    """How many of them somebody has connected to."""
+    n = 0
+    for s in sockets:
+        with contextlib.suppress(BlockingIOError):
+            s.accept()[0].close()
+            n += 1
+    return n
+
+
 def check_gone(t, base, parent, row, name):
     """Its QEMU here has ended, and it goes on there."""
     if row['state'] != 'there' or parent.proc.wait(20) != 0:
@@ -69,9 +110,11 @@ def check_gone(t, base, parent, row, name):
 
 
 def everybody(t, accel):
-    with guests(t, accel, 48, 64, 32) as vms:
+    with guests(t, accel, 48, 64, 32) as vms, impostor(4242) as (other, sockets):
         e = Evacuation(t, *(f'{host}:2' for host in HOSTS))
-        rows, _ = e.end(0)
+        rows, err = e.end(0)
+        if f'pid {other.pid} is of another user (uid 4242), and was left out' not in err or tried(sockets):
+            raise Failed(f'another user\'s process: {err}')
         if set(rows) != {v.pid for v in vms} or [r['name'] for r in rows.values()] != ['vm1', 'vm0', 'vm2']:
             raise Failed(f'the largest first: {rows}')
         if {r['host'] for r in rows.values()} != {'h1', 'h2'} or any(r['tries'] != 1 for r in rows.values()):
@@ -119,6 +162,26 @@ def next_host(t, accel):
         say(f'      {row["error"]}')
 
 
+def stands_still(t, accel):
+    """A move that is stopped: the others go on, and of its guest it is said that nobody knows."""
+    with guests(t, accel, 48, 32) as vms:
+        e = Evacuation(t, '--jobs', '1', HOSTS[0], faults='evacuate.still=fail', launcher=(
+            '--launcher', f'{ANOTHER} FARFORK_FAILPOINTS=dest.state=delay:2000000 {{cmd}}'))
+        wait_for('a move', 30, lambda: vms[0].qmp('query-migrate').get('status') in ('active', 'device'))
+        with open(f'/proc/{e.proc.pid}/task/{e.proc.pid}/children', encoding='ascii') as f:
+            move = int(f.read().split()[0])
+        os.kill(move, signal.SIGSTOP)
+        try:
+            rows, _ = e.end(3)
+        finally:
+            os.kill(move, signal.SIGKILL)
+        if [rows[v.pid]['state'] for v in vms] != ['unknown', 'there'] or 'stands still' not in rows[vms[0].pid]['error']:
+            raise Failed(f'{rows}')
+        check_gone(t, e.base, vms[1], rows[vms[1].pid], 'beside')
+        for fork in json.loads(run_vmclone('--list', '--json', '--rundir', e.base).stdout):
+            kill(e.base, fork['id'])
+
+
 def no_monitor(t, accel):
     """Its sockets have clients: it stays, and it is said what to do."""
     with guests(t, accel, 32) as vms, contextlib.ExitStack() as stack:
@@ -131,10 +194,17 @@ def no_monitor(t, accel):
 
 def this_host(t, accel):
     """Whatever it is called, and one host by two names: no guest moves to where it is."""
-    with guests(t, accel, 32) as vms:
+    with guests(t, accel, 32) as vms, impostor(0, 9) as (_, sockets):
         rows, err = Evacuation(t, 'me=127.0.0.1', launcher=('--launcher', 'env FF_HOST={host} {cmd}')).end(1)
         if 'this very host' not in err or status(vms[0]) != 'running' or rows[vms[0].pid]['tries']:
             raise Failed(f'{rows} {err}')
+        if tried(sockets) != 4:
+            raise Failed('so many silent sockets of one process cost 2 s each')
+        # a name that is another guest's process number names two
+        with guests_named(t, accel, str(vms[0].pid)):
+            rows, err = Evacuation(t, '--guest', str(vms[0].pid), HOSTS[0]).end(1)
+            if rows or 'names 2 guests' not in err or status(vms[0]) != 'running':
+                raise Failed(f'{rows} {err}')
     for more in (('--', '--help'), ('--', '--js'), ('--', '--record', 'x'), ('--nobody',)):
         e = Evacuation(t, HOSTS[0], *more)
         e.proc.communicate(timeout=30)
@@ -187,7 +257,7 @@ def interrupted(t, accel):
 def run(t):
     accel = t.best_accel()
     cases = [('everybody', everybody), ('a host that fails', next_host), ('this host', this_host),
-             ('interrupted', interrupted)]
+             ('interrupted', interrupted), ('a move that stands still', stands_still)]
     if common.FULL:
         cases += [('some', chosen), ('no monitor', no_monitor), ('others fetch from here', others_fetch),
                   ('one ends meanwhile', ended_meanwhile)]
