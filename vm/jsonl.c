@@ -85,15 +85,14 @@ void jsonl_free(struct jsonl_reader *r)
     *r = (struct jsonl_reader){0};
 }
 
-int jsonl_write(int fd, const char *data, size_t len, int limit_ms)
+int jsonl_write_on(int fd, const char *data, size_t len, size_t *done, int limit_ms)
 {
     uint64_t end = ff_now_ms() + (uint64_t)limit_ms;
 
-    while (len) {
-        ssize_t n = write(fd, data, len);
+    while (*done < len) {
+        ssize_t n = write(fd, data + *done, len - *done);
         if (n > 0) {
-            data += n;
-            len -= (size_t)n;
+            *done += (size_t)n;
             continue;
         }
         if (n < 0 && errno == EINTR)
@@ -106,6 +105,13 @@ int jsonl_write(int fd, const char *data, size_t len, int limit_ms)
             return -ETIMEDOUT;
     }
     return 0;
+}
+
+int jsonl_write(int fd, const char *data, size_t len, int limit_ms)
+{
+    size_t done = 0;
+
+    return jsonl_write_on(fd, data, len, &done, limit_ms);
 }
 
 int jsonl_write_json(int fd, const json_t *value, int limit_ms)

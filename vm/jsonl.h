@@ -29,6 +29,8 @@ void jsonl_free(struct jsonl_reader *r);
 
 /* Write all of it, waiting at most @limit_ms for the reader: 0, -ETIMEDOUT, -EPIPE */
 int jsonl_write(int fd, const char *data, size_t len, int limit_ms);
+/* Likewise, from @*done on, which goes up: what was left can be written later */
+int jsonl_write_on(int fd, const char *data, size_t len, size_t *done, int limit_ms);
 int jsonl_write_json(int fd, const json_t *value, int limit_ms);
 
 #endif

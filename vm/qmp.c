@@ -35,6 +35,8 @@ struct qmp {
     json_int_t last_id;
     bool no_json;   /* a line came that is none */
     struct jsonl_reader in;
+    char *half;     /* a command of which a part was written in time: the rest comes before any other; or NULL */
+    size_t half_done;
     json_t *events; /* array */
     void (*waiting)(void *opaque);
     int (*run)(void *opaque, const char *line, char **answer, struct ff_error *why); /* qmp_by() */
@@ -170,6 +172,35 @@ static int run_by(struct qmp *q, const char *name, char *command, json_t **resul
     return rc;
 }
 
+/* 0, or -ETIMEDOUT: nothing of another command may be written yet */
+static int write_half(struct qmp *q)
+{
+    int rc = q->half ? jsonl_write_on(q->fd, q->half, strlen(q->half), &q->half_done, q->limit_ms) : 0;
+
+    if (!rc) {
+        free(q->half);
+        q->half = NULL;
+    }
+    return rc;
+}
+
+/* @text has no newline yet */
+static int write_command(struct qmp *q, const char *text)
+{
+    int rc = write_half(q);
+
+    if (rc)
+        return rc;
+    q->half = xprintf("%s\n", text);
+    q->half_done = 0;
+    rc = write_half(q);
+    if (rc && !q->half_done) {
+        free(q->half);
+        q->half = NULL;
+    }
+    return rc;
+}
+
 int qmp_command(struct qmp *q, const char *name, json_t *arguments, json_t **result,
                 struct ff_error *why)
 {
@@ -183,15 +214,18 @@ int qmp_command(struct qmp *q, const char *name, json_t *arguments, json_t **res
         json_decref(m);
         return run_by(q, name, command, result, why);
     }
-    int rc = jsonl_write_json(q->fd, m, q->limit_ms);
+    FF_AUTO_FREE char *text = json_dumps(m, JSON_COMPACT);
+    int rc = text ? write_command(q, text) : -ENOMEM;
     json_decref(m);
     return qmp_wait_answer(q, name, rc, result, why);
 }
 
 int qmp_add_key(struct qmp *q, const char *key, struct ff_error *why)
 {
-    int rc = qmp_secret_write(q->fd, ++q->last_id, key, q->limit_ms);
+    int rc = write_half(q);
 
+    if (!rc)
+        rc = qmp_secret_write(q->fd, ++q->last_id, key, q->limit_ms);
     return qmp_wait_answer(q, "object-add", rc, NULL, why);
 }
 
@@ -344,6 +378,7 @@ void qmp_free(struct qmp *q)
         close(q->fd);
     jsonl_free(&q->in);
     json_decref(q->events);
+    free(q->half);
     free(q->path);
     free(q);
 }
