@@ -163,7 +163,7 @@ static void ask_until_clear(struct move *m, const char *why_here)
             "--list says, before you start this guest anywhere; neither QEMU was ended",
             why_here, h->node->host, h->state == HOST_FAILED ? h->error : why.text,
             k->qmp ? k->qmp : "");
-    else if (k->never_ran || strstr(k->error, "nothing ran here"))
+    else if (k->never_ran)
         move_end_with(m, MOVE_LOST,
                  "%s; its QEMU on %s has ended: %s: the guest runs nowhere; start it again "
                  "from its disks",

@@ -138,10 +138,12 @@ static int ask_to_listen(struct move *m, struct ff_error *why)
     FF_AUTO_FREE char *marked = xprintf("%s,until-go=%s/" UNTIL_GO, uri, h->lasting);
     int rc = move_ask(m, "migrate-incoming", json_pack("{ss}", "uri", marked), NULL, why);
 
-    if (rc == -EREMOTEIO && strstr(why->text, "until-go=") && has_other_files(m)) {
-        session_note(&m->s, "if the QEMU there is killed at the switch, nobody can tell whether the "
-                               "guest ran: %s", why->text);
+    if (rc == -EREMOTEIO && has_other_files(m)) { /* whatever it was: without that file it is refused again */
+        FF_AUTO_FREE char *refused = xstrdup(why->text);
         rc = move_ask(m, "migrate-incoming", json_pack("{ss}", "uri", uri), NULL, why);
+        if (!rc)
+            session_note(&m->s, "if the QEMU there is killed at the switch, nobody can tell whether the "
+                                "guest ran: %s", refused);
     }
     return rc ? rc : move_ask(m, "object-del", json_pack("{ss}", "id", KEY_SECRET), NULL, why);
 }
