@@ -11,7 +11,9 @@
  *                                    also of a QEMU that holds no lock (-incoming, locking=off)
  *              QEMU's locks:         of all others: another user's, another host's where the file
  *                                    system has locks for all hosts (NFS 4, OCFS2, GFS2)
- * Failure      what cannot be looked at, for want of descriptors or of /proc, is in use.
+ * Failure      what cannot be looked at, for want of descriptors or of /proc, is in use. So is a file
+ *              that the command line of another user's process names, or may: it cannot be read.
+ *              another user's QEMU without locks that has the file behind its overlay is not found.
  * Limits       a process of another host on a file system without such locks is not found.
  * Sources      block/file-posix.c of QEMU: RAW_LOCK_PERM_BASE, RAW_LOCK_SHARED_BASE
  */
@@ -26,6 +28,7 @@
 #include <unistd.h>
 
 #include "in_use.h"
+#include "process_argv.h"
 
 #define LOCK_BASE 100
 #define LOCK_BYTES 200
@@ -75,16 +78,37 @@ static void look_at(struct seen *s, pid_t pid, int dir, const char *fd)
             s->users[i] = pid;
 }
 
-/* Whether all was seen that may be seen: no more of a process that has ended, or of another
- * user's */
+/* Its descriptors are not to be seen from here: what its command line names it may have */
+static void suspect(struct seen *s, pid_t pid)
+{
+    struct strv words = {0};
+    struct ff_error why;
+    int rc = process_argv(pid, &words, &why);
+    bool unknown = rc && rc != -ESRCH && rc != -ENOENT; /* a thread of the kernel has no words */
+
+    for (size_t i = 0; i < s->files->n; i++) {
+        bool named = unknown;
+        for (size_t k = 1; k < words.n; k++)
+            named |= strstr(words.v[k], last_of(s->files->v[i])) != NULL;
+        if (named && s->users[i] == USER_NONE && s->st[i].st_ino)
+            s->users[i] = USER_UNSEEN;
+    }
+    strv_free(&words);
+}
+
+/* Whether all was seen that there is: no more of a process that has ended */
 static bool look_at_process(struct seen *s, const char *pid)
 {
     FF_AUTO_FREE char *path = xprintf("/proc/%s/fd", pid);
     DIR *d = opendir(path);
     struct dirent *e;
 
+    if (!d && (errno == EACCES || errno == EPERM)) {
+        suspect(s, (pid_t)atoi(pid));
+        return true;
+    }
     if (!d)
-        return errno == ENOENT || errno == ESRCH || errno == EACCES || errno == EPERM;
+        return errno == ENOENT || errno == ESRCH;
     while ((e = readdir(d)))
         look_at(s, (pid_t)atoi(pid), dirfd(d), e->d_name);
     closedir(d);

@@ -16,6 +16,7 @@
 #include "in_use.h"
 #include "overlay_records.h"
 #include "rundir.h"
+#include "spawn.h"
 
 static char base[] = "/tmp/ff-overlays-XXXXXX";
 static struct ff_error why;
@@ -87,6 +88,49 @@ static void test_in_use(void **state)
     unlink(file);
     unlink(link);
     unlink(other);
+}
+
+/* What another user's process, started with @words, says of the file to a user who may not look at it */
+static pid_t beside(const char *file, const char *words)
+{
+    FF_AUTO_FREE char *program = in_base("qemu-system-x86_64");
+    FF_AUTO_FREE char *line = xprintf("cp /bin/dash %s && exec %s -c 'echo; sleep 100; :' %s", program, program,
+                                      words);
+    struct spawn run;
+    int status;
+
+    assert_false(spawn_start(&run, NULL, line, &why));
+    struct pollfd p = {.fd = run.out, .events = POLLIN};
+    assert_int_equal(poll(&p, 1, 20000), 1);
+    pid_t look = fork();
+    if (!look) {
+        if (setresgid(4242, 4242, 4242) || setresuid(4242, 4242, 4242))
+            _exit(99);
+        _exit(user_of(file) == USER_UNSEEN);
+    }
+    assert_int_equal(waitpid(look, &status, 0), look);
+    spawn_end(&run, 0);
+    spawn_free(&run);
+    unlink(program);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) < 2);
+    return WEXITSTATUS(status) ? USER_UNSEEN : USER_NONE;
+}
+
+/* Who may not look at a process does not take what that names for free */
+static void test_other_users(void **state)
+{
+    FF_AUTO_FREE char *file = in_base("overlay-of-another"), *words = xprintf("-drive file=%s,file.locking=off", file);
+    (void)state;
+
+    if (geteuid())
+        skip();
+    make(file);
+    assert_int_equal(chmod(base, 0755), 0);
+    assert_int_equal(chown(file, 4242, 4242), 0);
+    assert_int_equal(beside(file, words), USER_UNSEEN);
+    assert_int_equal(beside(file, "-drive file=x"), USER_NONE);
+    assert_int_equal(chmod(base, 0700), 0);
+    unlink(file);
 }
 
 /* Nobody is seen for want of descriptors: that is not to say that nobody is there */
@@ -457,6 +501,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_in_use),       cmocka_unit_test(test_not_seen),
+        cmocka_unit_test(test_other_users),
         cmocka_unit_test(test_create),       cmocka_unit_test(test_replaced),
         cmocka_unit_test(test_record),
         cmocka_unit_test(test_broken),       cmocka_unit_test(test_sweep),
