@@ -159,7 +159,7 @@ static void on_parent(struct session *s)
 
 bool session_turn(struct session *s, int wait_ms)
 {
-    size_t n = 3 + 2 * s->n_hosts;
+    size_t n = 3 + 3 * s->n_hosts;
     struct pollfd *p = xcalloc(n, sizeof(*p));
     bool heard = false;
 
@@ -168,8 +168,9 @@ bool session_turn(struct session *s, int wait_ms)
                            .events = POLLIN};
     p[2] = (struct pollfd){.fd = s->watch ? s->watch : -1, .events = POLLIN};
     for (size_t i = 0; i < s->n_hosts; i++) {
-        p[3 + 2 * i] = (struct pollfd){.fd = s->hosts[i].run.out, .events = POLLIN};
-        p[4 + 2 * i] = (struct pollfd){.fd = s->hosts[i].run.err, .events = POLLIN};
+        p[3 + 3 * i] = (struct pollfd){.fd = s->hosts[i].run.out, .events = POLLIN};
+        p[4 + 3 * i] = (struct pollfd){.fd = s->hosts[i].run.err, .events = POLLIN};
+        p[5 + 3 * i] = (struct pollfd){.fd = s->hosts[i].unsent ? s->hosts[i].run.in : -1, .events = POLLOUT};
     }
     int got = poll(p, n, wait_ms);
     if (got > 0 && p[0].revents)
@@ -177,8 +178,10 @@ bool session_turn(struct session *s, int wait_ms)
     if (got > 0 && p[1].revents)
         on_parent(s);
     s->watched = got > 0 && p[2].revents;
+    for (size_t i = 0; i < s->n_hosts; i++)
+        host_flush(&s->hosts[i], 0);
     for (size_t i = 0; got > 0 && i < s->n_hosts; i++)
-        if (p[3 + 2 * i].revents || p[4 + 2 * i].revents) {
+        if (p[3 + 3 * i].revents || p[4 + 3 * i].revents) {
             host_on_output(s, &s->hosts[i]);
             heard = true;
         }
@@ -200,6 +203,7 @@ static void host_release(struct host *h)
     free(h->lasting);
     free(h->socket);
     free(h->session);
+    free(h->unsent);
     spawn_free(&h->run);
 }
 

@@ -45,6 +45,9 @@ struct host {
     enum host_state state;
     char *error;
     struct spawn run;        /* the agent, or its launcher */
+    char *unsent;            /* commands that it has not read yet, from unsent_done on; or NULL */
+    size_t unsent_done;
+    uint64_t unsent_ms;      /* since when it reads nothing of them */
     unsigned port;
     char *rundir, *socket;
     char *lasting;            /* what outlasts a boot of that host is there; else the run directory */
@@ -223,7 +226,10 @@ void session_take_key(const struct session *s);
 int host_numeric(const char *name, const char *remedy, char **out, struct ff_error *why);
 int host_resolve(struct host *h, struct ff_error *why);
 int host_launch(struct session *s, struct host *h, struct ff_error *why);
-void host_send(struct host *h, json_t *command); /* taken over */
+/* session_send.c. Never waits: what its pipe does not take, session_turn() writes; one that reads nothing for 10 s hears no more.
+ * @command is taken over. host_flush(): wait for that, at most @limit_ms */
+void host_send(struct host *h, json_t *command);
+void host_flush(struct host *h, int limit_ms);
 void host_ping(struct host *h);
 unsigned host_vms(const struct session *s, const struct host *h);
 

@@ -107,13 +107,6 @@ int host_launch(struct session *s, struct host *h, struct ff_error *why)
     return rc || !h->keyed ? rc : session_send_key(s, h, why);
 }
 
-void host_send(struct host *h, json_t *command)
-{
-    if (h->run.in >= 0 && jsonl_write_json(h->run.in, command, WRITE_LIMIT_MS))
-        spawn_close_input(&h->run); /* its end is heard on the other pipe */
-    json_decref(command);
-}
-
 void host_ping(struct host *h)
 {
     h->ping_ms = ff_now_ms();
@@ -159,11 +152,13 @@ void host_on_output(struct session *s, struct host *h)
 
 void host_close_input(struct host *h)
 {
+    host_flush(h, WRITE_LIMIT_MS);
     spawn_close_input(&h->run);
 }
 
 void host_close(struct host *h, int limit_ms)
 {
+    host_flush(h, limit_ms);
     if (h->stays && h->let_go && !h->ending) { /* to end the launcher would end what it keeps */
         spawn_leave(&h->run);
         return;

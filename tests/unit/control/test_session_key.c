@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_session_key.c - a key is made anew each time, and given to an agent that may have ended
+ * test_session_key.c - a key is made anew each time, and given to an agent that may have ended; commands wait for one
+ * that does not read
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -38,4 +40,46 @@ static void test_given(void **state)
     key_text_free(other.key);
 }
 
-UNIT_MAIN(cmocka_unit_test(test_given))
+/* A host that reads nothing costs the others no time: what is for it stays, in order, and the key comes behind it */
+static void test_unsent(void **state)
+{
+    struct node node = {.host = "h1"};
+    struct host h = {.node = &node, .run = SPAWN_NONE};
+    struct session s = {.hosts = &h, .n_hosts = 1};
+    char *text = malloc(1 << 20), *line = NULL;
+    struct ff_error why;
+    size_t room = 0;
+    int fd[2];
+    (void)state;
+
+    assert_false(pipe(fd));
+    assert_int_equal(fcntl(fd[1], F_SETFL, O_NONBLOCK), 0);
+    h.run.in = fd[1];
+    memset(text, 'x', (1 << 20) - 1);
+    text[(1 << 20) - 1] = '\0';
+    host_send(&h, json_pack("{ss}", "first", text));
+    host_send(&h, json_pack("{sb}", "second", true));
+    assert_true(h.run.in >= 0);
+    assert_non_null(h.unsent);
+    pid_t reader = fork();
+    if (!reader) {
+        FILE *f = fdopen(fd[0], "r");
+        close(fd[1]);
+        bool good = getline(&line, &room, f) > 1 << 20 && strstr(line, "first") && getline(&line, &room, f) > 0 &&
+                    !strcmp(line, "{\"second\":true}\n") && getline(&line, &room, f) > 0 && strstr(line, "key");
+        _exit(!good);
+    }
+    session_turn(&s, 20000);
+    assert_ok(session_make_key(&s, &why), why);
+    assert_ok(session_send_key(&s, &h, &why), why);
+    assert_null(h.unsent);
+    int status;
+    assert_int_equal(waitpid(reader, &status, 0), reader);
+    assert_int_equal(status, 0);
+    key_text_free(s.key);
+    free(text);
+    close(fd[0]);
+    close(fd[1]);
+}
+
+UNIT_MAIN(cmocka_unit_test(test_given), cmocka_unit_test(test_unsent))
