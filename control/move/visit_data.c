@@ -23,7 +23,6 @@
 #define LOOK_MS 50
 #define AGAIN_MS 5000 /* a guest that was busy may have missed the request */
 #define CLOSE_MS 3000 /* a disk that answers late */
-#define NO_NODE "Failed to find node"
 #define PERIPHERAL "/machine/peripheral"
 
 /* --- what a user says --- */
@@ -115,13 +114,13 @@ static int open_image(struct move *m, struct visit_data *d, struct ff_error *why
                                        "file", file);
     int rc = move_ask_long(m, "blockdev-add", json_incref(o), NULL, why);
 
-    if (rc == -EREMOTEIO && !strstr(why->text, "to be a regular file"))
+    if (rc != -EREMOTEIO)
         return rc;
-    if (rc == -EREMOTEIO) { /* QEMU has another driver for a block device */
-        json_object_set_new(json_object_get(o, "file"), "driver", json_string("host_device"));
-        rc = move_ask_long(m, "blockdev-add", json_incref(o), NULL, why);
-    }
-    return rc;
+    /* QEMU has another driver for a block device, which refuses files */
+    FF_AUTO_FREE char *refused = xstrdup(why->text);
+    json_object_set_new(json_object_get(o, "file"), "driver", json_string("host_device"));
+    rc = move_ask_long(m, "blockdev-add", json_incref(o), NULL, why);
+    return rc == -EREMOTEIO ? ff_error_context(why, "%s; as a block device", refused) : rc;
 }
 
 static int data_plug_one(struct move *m, struct visit_data *d, struct ff_error *why)
@@ -133,8 +132,13 @@ static int data_plug_one(struct move *m, struct visit_data *d, struct ff_error *
     if (rc)
         return ff_error_context(why, "--data %s", d->spec);
     rc = data_add_device(m, d, NULL, why);
-    if (rc == -EREMOTEIO && strstr(why->text, "hotplug") && !(rc = data_find_port(m, &port, why)))
-        rc = data_add_device(m, d, port, why);
+    if (rc == -EREMOTEIO) { /* that bus takes none, perhaps */
+        FF_AUTO_FREE char *refused = xstrdup(why->text);
+        rc = data_find_port(m, &port, why);
+        rc = rc ? rc : data_add_device(m, d, port, why);
+        if (rc)
+            ff_error_context(why, "%s; behind a port", refused);
+    }
     d->plugged = rc != -EREMOTEIO && rc != -ENOSPC;
     return rc ? ff_error_context(why, "--data %s", d->spec) : 0;
 }
@@ -189,6 +193,15 @@ static int take_out(struct move *m, struct visit_data *d, struct ff_error *why)
     return rc;
 }
 
+/* Also where nobody says so */
+static bool may_be_open(struct move *m, const struct visit_data *d)
+{
+    FF_AUTO_JSON json_t *nodes = NULL;
+    struct ff_error ignored;
+
+    return move_ask(m, "query-named-block-nodes", NULL, &nodes, &ignored) || json_find(nodes, "node-name", d->id);
+}
+
 /* Its last requests are under way for a moment. One that somebody else there uses is in nobody's way */
 static int close_image(struct move *m, struct visit_data *d, struct ff_error *why)
 {
@@ -196,9 +209,9 @@ static int close_image(struct move *m, struct visit_data *d, struct ff_error *wh
     int rc;
 
     while ((rc = move_ask(m, "blockdev-del", json_pack("{ss}", "node-name", d->id), NULL, why)) == -EREMOTEIO &&
-           !strstr(why->text, NO_NODE) && ff_now_ms() < end && !m->s.interrupted)
+           may_be_open(m, d) && ff_now_ms() < end && !m->s.interrupted)
         session_turn(&m->s, LOOK_MS);
-    d->node = rc && !(rc == -EREMOTEIO && strstr(why->text, NO_NODE));
+    d->node = rc && (rc != -EREMOTEIO || may_be_open(m, d));
     if (rc == -EREMOTEIO && d->node && !d->said)
         session_note(&m->s, "--data %s: it is open there still: %s", d->spec, why->text);
     d->said |= rc == -EREMOTEIO;
