@@ -321,14 +321,28 @@ def modes(t, accel):
         f.want()
 
 
+def inodes(pid):
+    """Of the files that it has open."""
+    found = set()
+    for fd in glob.glob(f'/proc/{pid}/fd/*'):
+        with contextlib.suppress(OSError):
+            found.add(os.stat(fd).st_ino)
+    return found
+
+
 def renamed(t, accel):
-    """Another file by the name of its image: not forked, not moved."""
+    """Another file by the name of its image: not forked, not moved, and QEMU itself does not take it."""
     with Family(t, accel) as f:
-        old, new = f.image + '.old', f.image + '.new'
+        old, new, top = f.image + '.old', f.image + '.new', f.image + '.top'
         subprocess.run(['qemu-img', 'create', '-q', '-f', 'qcow2', new, '8M'], check=True, timeout=20)
         os.link(f.image, old)
         os.replace(new, f.image)
         f.refuses(f'image {f.image}: there is another file by that name now')
+        f.parent.qmp('blockdev-snapshot-sync', **{'device': 'd0', 'snapshot-file': top})
+        has = inodes(f.parent.proc.pid)
+        if os.stat(old).st_ino not in has or os.stat(f.image).st_ino in has:
+            raise Failed('its QEMU has opened the other file')
+        io(f.parent.second, 'read -P 1 0 64k')
 
 
 def shared(t, accel):
