@@ -390,12 +390,26 @@ static int read_pid(const char *path)
     return pid;
 }
 
+/* What is frozen, once more: by what is held open here, since the parent may have ended */
+static int check_names(const struct fork_disks *d, struct ff_error *why)
+{
+    FF_AUTO_JSON json_t *files = disks_chains(d->plan), *nodes = json_array();
+    size_t i;
+    json_t *file;
+
+    if (!d->n_held)
+        return 0;
+    json_array_foreach(files, i, file)
+        json_array_append_new(nodes, json_pack("{ss sO}", "drv", "file", "file", file));
+    return disks_check_held(getpid(), d->cwd, NULL, nodes, why);
+}
+
 int fork_disks_serve(struct fork_disks *d, struct ff_error *why)
 {
     int rc = disks_check_still(d->plan, why);
 
     if (!rc)
-        rc = check_held(d, why);
+        rc = check_names(d, why);
     if (rc || !d->o->nbd)
         return rc;
     FF_AUTO_FREE char *pidfile = xprintf("%s/pid", d->server_dir);
