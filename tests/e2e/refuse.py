@@ -363,11 +363,11 @@ def one_after_the_other(t, accel):
 def other_version(t, accel):
     with Micro(t, 'version', accel, mem_mib=MIB, incoming=True) as dst:
         port = int(common.listen(dst).rsplit(':', 1)[1])
-        with fakepeer.connect(port, fakepeer.hello(version=8, oldest=8)) as sock:
+        with fakepeer.connect(port, fakepeer.hello(version=9, oldest=9)) as sock:
             kind, text = fakepeer.answer(sock)
-        if kind != fakepeer.REFUSE or b'version 8..8' not in text:
+        if kind != fakepeer.REFUSE or b'version 9..9' not in text:
             raise Failed(f'answer {kind} {text}')
-        waits(dst, ['version 8..8'])
+        waits(dst, ['version 9..9'])
 
 
 def run(t):
