@@ -184,7 +184,7 @@ RUN_UNIT := $(UNIT_TESTS:=:120)
 RUN_PLATFORM := $(PLATFORM_TESTS:=:60)
 RUN_MODEL := $(MODEL):60
 RUN_DOCS := tests/docs/man_matches_help.py:60 tests/docs/figures_match_code.py:30 \
-    tests/docs/names_exist.py:30 tests/docs/failures_are_shown.py:30 \
+    tests/docs/names_exist.py:30 tests/docs/failures_are_shown.py:30 tests/docs/state_is_listed.py:60 \
     'tests/layout/circles.py $(BUILD):60' 'tests/layout/names.py $(BUILD):60' \
     tests/layout/clocks.py:30 tests/layout/words.py:30
 # that the micro guest notices every kind of damage to its memory: what the e2e tests rest on

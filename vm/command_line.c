@@ -26,7 +26,7 @@
 
 static rewrite_fn rewrite_name, rewrite_drop, refuse_option, rewrite_pidfile,
     rewrite_mem_path, rewrite_object, rewrite_config, rewrite_nographic, rewrite_nodefaults,
-    rewrite_display, rewrite_tpmdev;
+    rewrite_display, rewrite_tpmdev, rewrite_run_with;
 
 static const struct rule {
     const char *option;
@@ -35,6 +35,7 @@ static const struct rule {
     /* the child's own beginning */
     {"incoming", rewrite_drop}, {"S", rewrite_drop}, {"loadvm", rewrite_drop},
     {"preconfig", rewrite_drop}, {"daemonize", rewrite_drop}, {"pidfile", rewrite_pidfile},
+    {"run-with", rewrite_run_with},
     {"gdb", rewrite_drop}, {"s", rewrite_drop},
     /* memory comes from the agent */
     {"mem-path", rewrite_mem_path}, {"mem-prealloc", rewrite_drop}, {"object", rewrite_object},
@@ -109,6 +110,18 @@ static int rewrite_tpmdev(struct rewrite *r, const char *option, const char *val
         r->s->incoming ? "which stays here: start an swtpm on the other host, and name its control "
                          "socket by --tpm; or start the parent without a TPM"
                        : "which no second guest can share: start the parent without a TPM");
+}
+
+/* Its parent is an agent, or a QEMU that it is forked off: these end before it does */
+static int rewrite_run_with(struct rewrite *r, const char *option, const char *value)
+{
+    FF_AUTO_FREE char *rest = qemu_opts_drop(value, "exit-with-parent");
+
+    if (qemu_opts_is(value, "exit-with-parent"))
+        rewrite_note(r, "-%s %s: QEMU does not end with who started it %s", option, value, rewrite_where(r));
+    if (*rest)
+        rewrite_emit(r, option, rest);
+    return 0;
 }
 
 /* A name for the process would be that of all of them */

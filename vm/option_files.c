@@ -34,9 +34,10 @@
 static const struct written {
     const char *option, *implied; /* the key of its first part; NULL: the argument is the name */
     const char *type;             /* that part begins so; NULL: whatever it is */
-    const char *key, *unsaid;     /* where the name is, and what QEMU takes where there is none; or NULL */
+    const char *key;              /* where the name is */
+    const char *unsaid;           /* what QEMU takes where there is none; NULL: no file */
     bool note;                    /* nobody expects it to go elsewhere */
-    bool moves;                   /* a part of the guest, as an image is: it stays the same in a move */
+    bool moves;                   /* a part of the guest, as an image is: the same after a move */
 } written[] = {
     {"D", .key = "-D"},
     {"qtest-log", .key = "-qtest-log"},
@@ -59,13 +60,15 @@ static bool is_of_type(const struct written *w, const char *value)
     return !w->type || (type && !strncmp(type, w->type, strlen(w->type)));
 }
 
-static char *own_file(struct rewrite *r, const struct written *w, const char *value, const char *name)
+static char *own_file(struct rewrite *r, const struct written *w, const char *value,
+                      const char *name)
 {
     FF_AUTO_FREE char *own = rewrite_path(r, name);
     const char *slash = strrchr(own, '/'), *dot = slash ? strchr(slash, '.') : NULL;
 
     if (w->note && r->s->incoming)
-        rewrite_note(r, "-%s %s: the QEMU there writes %s in its run directory, and leaves %s alone",
+        rewrite_note(r,
+                     "-%s %s: the QEMU there writes %s in its run directory, and leaves %s alone",
                      w->option, value, slash ? slash + 1 : own, name);
     else if (w->note)
         rewrite_note(r, "-%s %s: children write N%s in their run directories, and leave %s alone",
@@ -105,12 +108,15 @@ static bool is_written_key(const char *option, const char *key)
 int option_files_set(struct rewrite *r, const char *option, const char *value)
 {
     FF_AUTO_FREE char *text = xstrdup(value);
-    char *rest = text, *group = strsep(&rest, "."), *id = strsep(&rest, "."), *key = strsep(&rest, "=");
+    char *rest = text, *group = strsep(&rest, "."), *id = strsep(&rest, "."),
+         *key = strsep(&rest, "=");
 
     if (id && key && is_written_key(group, key))
-        return ff_error_set(r->why, ENOTSUP,
-                            "the parent's -%s %s: two QEMUs cannot write one file: start the parent "
-                            "with %s= in its -%s %s instead", option, value, key, group, id);
+        return ff_error_set(
+            r->why, ENOTSUP,
+            "the parent's -%s %s: two QEMUs cannot write one file: start the parent "
+            "with %s= in its -%s %s instead",
+            option, value, key, group, id);
     rewrite_emit(r, option, value);
     return 0;
 }
@@ -123,9 +129,11 @@ int option_files_global(struct rewrite *r, const char *option, const char *value
 
     key = property ? property : driver ? key : NULL;
     if (key && is_written_key("device", key))
-        return ff_error_set(r->why, ENOTSUP,
-                            "the parent's -%s %s: two QEMUs cannot write one file: start the parent "
-                            "with %s= in the -device instead", option, value, key);
+        return ff_error_set(
+            r->why, ENOTSUP,
+            "the parent's -%s %s: two QEMUs cannot write one file: start the parent "
+            "with %s= in the -device instead",
+            option, value, key);
     rewrite_emit(r, option, value);
     return 0;
 }
@@ -137,7 +145,8 @@ int option_files_icount(struct rewrite *r, const char *option, const char *value
     if (rr)
         return ff_error_set(r->why, ENOTSUP,
                             "the parent's -%s %s: its rrfile is the record of one QEMU from its "
-                            "start on: start the parent without rr=", option, value);
+                            "start on: start the parent without rr=",
+                            option, value);
     rewrite_emit(r, option, value);
     return 0;
 }
@@ -153,18 +162,21 @@ int option_files_plugin(struct rewrite *r, const char *option, const char *value
 /* --- relative names --- */
 
 /* The whole argument is a name */
-static const char *const names[] = {"bios", "kernel", "initrd", "dtb", "shim", "option-rom", "L", "fda",
-                                    "fdb", "hda", "hdb", "hdc", "hdd", "cdrom", "sd", "mtdblock",
-                                    "pflash", "readconfig", "mem-path"};
+static const char *const names[] = {"bios",       "kernel", "initrd",     "dtb",     "shim",
+                                    "option-rom", "L",      "fda",        "fdb",     "hda",
+                                    "hdb",        "hdc",    "hdd",        "cdrom",   "sd",
+                                    "mtdblock",   "pflash", "readconfig", "mem-path"};
 /* Keys with a name, whichever option has them, also below others ("file.filename") */
-static const char *const keys[] = {"file", "filename", "path", "mem-path", "events", "script",
-                                   "downscript", "helper", "dir", "rootdir", "romfile", "splash", "smb",
-                                   "tftp", "socket", "sdrfile", "frudatafile", "jsonfile", "chroot",
-                                   "dh-cert-file", "session-file", "acpitable"};
+static const char *const keys[] = {
+    "file",       "filename",     "path",         "mem-path", "events",      "script",
+    "downscript", "helper",       "dir",          "rootdir",  "romfile",     "splash",
+    "smb",        "tftp",         "socket",       "sdrfile",  "frudatafile", "jsonfile",
+    "chroot",     "dh-cert-file", "session-file", "acpitable"};
 /* None of theirs is opened by a second QEMU, or none is a name */
-static const char *const others[] = {"append", "chardev", "name", "plugin", "qmp", "qmp-pretty", "monitor",
-                                     "mon", "serial", "parallel", "debugcon", "display", "vnc", "spice",
-                                     "incoming", "trace", "audio", "audiodev", "pidfile", "D"};
+static const char *const others[] = {"append",     "chardev", "name",     "plugin",  "qmp",
+                                     "qmp-pretty", "monitor", "mon",      "serial",  "parallel",
+                                     "debugcon",   "display", "vnc",      "spice",   "incoming",
+                                     "trace",      "audio",   "audiodev", "pidfile", "D"};
 
 static bool is_among(const char *word, const char *const *list, size_t n)
 {
@@ -192,7 +204,8 @@ static bool is_relative_at(const char *key, const char *name, bool node)
 {
     const char *dot = strrchr(key, '.'), *last = dot ? dot + 1 : key;
 
-    return is_among(last, keys, N(keys)) && !(node && !strcmp(last, "file")) && is_relative(last, name);
+    return is_among(last, keys, N(keys)) && !(node && !strcmp(last, "file")) &&
+           is_relative(last, name);
 }
 
 static bool any_in_json(const json_t *o, bool node)
@@ -201,13 +214,10 @@ static bool any_in_json(const json_t *o, bool node)
     json_t *v;
     size_t i;
 
-    json_array_foreach(o, i, v)
-        if (any_in_json(v, node))
-            return true;
-    json_object_foreach((json_t *)o, key, v)
-        if (json_is_string(v) ? is_relative_at(key, json_string_value(v), node)
-                              : any_in_json(v, node))
-            return true;
+    json_array_foreach(o, i, v) if (any_in_json(v, node)) return true;
+    json_object_foreach((json_t *)o, key,
+                        v) if (json_is_string(v) ? is_relative_at(key, json_string_value(v), node)
+                                                 : any_in_json(v, node)) return true;
     return false;
 }
 

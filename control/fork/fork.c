@@ -44,6 +44,7 @@
 
 #include "autojson.h"
 #include "fork.h"
+#include "session_told.h"
 #include "signals.h"
 
 #define END_LIMIT_MS 12000  /* an agent ends its children first */
@@ -211,6 +212,8 @@ static int prepare_fork(struct fork *f)
     if (!rc)
         rc = session_add_plugged(&f->s, &f->s.why);
     if (!rc)
+        session_note_told(&f->s, true);
+    if (!rc)
         rc = fork_ask_disks(f, &f->s.why);
     if (!rc)
         rc = fork_check_argv(f, &f->s.why);
@@ -231,6 +234,8 @@ static int do_fork(struct fork *f)
     int rc = f->o->prestart && !f->o->hold ? start_ahead(f) : 0;
     if (f->o->hold)
         rc = fork_hold_settle(f);
+    if (!rc)
+        session_say_notes(&f->s); /* while the parent runs */
     if (!rc)
         rc = fork_export(f, &f->s.why);
     if (rc)
@@ -399,7 +404,7 @@ static int run_fork(struct fork *f)
 
 int fork_run(const struct fork_options *o, struct hostlist *hosts)
 {
-    static const struct session_kind vmclone = {.program = "vmclone", .by_hand = "",
+    static const struct session_kind vmclone = {.program = "vmclone", .where = "in children", .by_hand = "",
                                                 .agent_options = fork_agent_options};
     struct fork f = {.o = o, .s.hostlist = *hosts};
     struct session_options s = o->s;

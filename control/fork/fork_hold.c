@@ -31,6 +31,7 @@
 
 #include "autojson.h"
 #include "fork.h"
+#include "session_told.h"
 #include "pool_message.h"
 #include "rundir.h"
 
@@ -124,6 +125,8 @@ static int ask_parent(struct fork *f, unsigned n, struct ff_error *why)
         rc = fork_read_working_set(f, why);
     if (!rc)
         rc = session_add_plugged(&f->s, why);
+    if (!rc)
+        session_note_told(&f->s, true);
     if (!rc)
         rc = fork_ask_again(f, n, why);
     return rc ? rc : fork_check_asked(f, why);

@@ -186,7 +186,7 @@ void fork_print_table(const struct fork *f, int code)
     if (f->s.launched)
         print_children(f);
     print_phases(f);
-    for (size_t i = 0; i < f->s.notes.n; i++)
+    for (size_t i = f->s.notes_said; i < f->s.notes.n; i++)
         printf("note: %s\n", f->s.notes.v[i]);
     print_fed(f);
     print_disks(f);

@@ -37,6 +37,7 @@
 #include <string.h>
 
 #include "move.h"
+#include "session_told.h"
 #include "signals.h"
 #include "visit.h"
 
@@ -61,6 +62,8 @@ static int prepare_move(struct move *m)
         rc = visit_find_address(m, why);
     if (!rc && m->visit)
         rc = visit_tell_touched(m, why);
+    if (!rc)
+        session_say_notes(&m->s); /* while the guest runs as ever */
     if (!rc)
         rc = move_devices_unplug(m, why);
     return rc;
@@ -155,11 +158,11 @@ static void move_agent_options(const struct session *s, const struct host *h, st
 static int init_move(struct move *m, const struct session_options *given, const char *host, char **options,
                      struct ff_error *why)
 {
-    static const struct session_kind kind = {.program = "farfork move",
+    static const struct session_kind kind = {.program = "farfork move", .where = "there",
                                              .by_hand = ", or move this guest by hand, see "
                                                         "farfork-rdma-postcopy(7)",
                                              .agent_options = move_agent_options};
-    static const struct session_kind visits = {.program = "farfork visit", .by_hand = "",
+    static const struct session_kind visits = {.program = "farfork visit", .where = "there", .by_hand = "",
                                                .agent_options = move_agent_options};
     struct session_options o = *given;
     const char *link = given->link_options;

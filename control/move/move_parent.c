@@ -25,6 +25,7 @@
 #include "move.h"
 #include "qemu_opts.h"
 #include "rundir.h"
+#include "session_told.h"
 
 #define SEE_LIMIT_MS 10000
 #define SEE_TURN_MS 50
@@ -252,6 +253,8 @@ int move_find_parent(struct move *m, struct ff_error *why)
         rc = session_add_plugged(&m->s, why);
     if (!rc)
         rc = check_drivers(m, why);
+    if (!rc)
+        session_note_told(&m->s, false);
     if (!rc)
         rc = find_genid(m, why);
     if (!rc)

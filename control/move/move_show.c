@@ -72,7 +72,7 @@ void move_print_text(const struct move *m, int code)
     fflush(stderr);
     if (m->outcome != MOVE_HERE && m->outcome != MOVE_HOME && m->sent)
         print_there(m);
-    for (size_t i = 0; i < m->s.notes.n; i++)
+    for (size_t i = m->s.notes_said; i < m->s.notes.n; i++)
         printf("note: %s\n", m->s.notes.v[i]);
     fflush(stdout);
     if (*m->s.why.text)

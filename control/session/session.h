@@ -118,6 +118,7 @@ struct session;
 
 struct session_kind {
     const char *program; /* "vmclone" */
+    const char *where;   /* "there": of a note about the other QEMU */
     const char *by_hand; /* what else to do where it refuses a guest; "": nothing */
     /* More words for the agent of @h */
     void (*agent_options)(const struct session *s, const struct host *h, struct strv *argv);
@@ -132,6 +133,7 @@ struct session {
     struct vm *vms;
     size_t n_vms;
     struct strv notes;
+    size_t notes_said;   /* the first so many have been printed */
     /* the guest here */
     struct qmp *qmp;
     pid_t parent_pid;

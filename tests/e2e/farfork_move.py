@@ -7,6 +7,7 @@ and nothing behind. Other hosts are played by launchers that run on this one; li
 """
 import contextlib
 import glob
+import itertools
 import json
 import os
 import shlex
@@ -256,6 +257,59 @@ def left_alone(t, accel):
                              f'enable=qdev_reset,file={files[1]}'), before=before, after=after)
     finally:
         os.chdir(was)
+
+
+def told(t, accel):
+    """What it was told at run time is noted, by moves and forks, while it runs; else nothing is."""
+    image = os.path.join(t.work, 'told.qcow2')
+    subprocess.run(['qemu-img', 'create', '-q', '-f', 'qcow2', image, '8M'], check=True, timeout=20)
+    own = ('-drive', f'file={common.QEMU},format=raw,if=virtio,read-only=on,iops=77',     # by a name that QEMU makes
+           '-drive', f'file={image},format=qcow2,if=none,id=d0,bps=4096', '-device', 'virtio-blk-pci,drive=d0',
+           '-object', 'throttle-group,id=tg,x-iops-total=7', '-object', 'iothread,id=io',
+           '-device', 'virtio-balloon-pci,id=bal', '-device', 'i6300esb')
+    changes = (
+        ('human-monitor-command', {'command-line': 'block_set_io_throttle d0 50 0 0 9 0 0'},
+         'disk d0: the limits of block_set_io_throttle (bps=50 iops=9)'),
+        ('qom-set', {'path': '/objects/tg', 'property': 'limits', 'value': {'iops-total': 8}},
+         '/objects/tg: its limit iops-total is 8 by qom-set, and 7'),
+        ('qom-set', {'path': '/objects/io', 'property': 'poll-max-ns', 'value': 5},
+         '/objects/io: poll-max-ns is 5 by qom-set, and 32768'),
+        ('qom-set', {'path': '/machine/peripheral/bal', 'property': 'guest-stats-polling-interval', 'value': 3},
+         'guest-stats-polling-interval is 3 by qom-set, and 0'),
+        ('object-add', {'qom-type': 'iothread', 'id': 'late'}, 'object late (iothread) was added later'),
+        ('chardev-add', {'id': 'later', 'backend': {'type': 'null', 'data': {}}}, 'chardev later was added later'),
+        ('block-dirty-bitmap-add', {'node': 'd0', 'name': 'bits'}, 'dirty bitmap bits'),
+        ('blockdev-snapshot-internal-sync', {'device': 'd0', 'name': 'snap'}, None))
+
+    def check(what, notes, want):
+        missing = [w for w in want if not any(w in n for n in notes)]
+        if missing or len(notes) != len(want):
+            raise Failed(f'{what}: want notes with {missing}: {notes}')
+    wants = [w for _, _, w in changes if w]
+    with Parent(t, accel, extra=own) as a:
+        a.start_load()
+        with Clone(t, a, 1) as c:
+            if c.end():
+                raise Failed(f'{c.result} {c.err}')
+            kept = [n for n in c.result['notes'] if 'identity:' not in n]
+            check('a fork', kept, ['-device i6300esb: its action'])
+        os.sched_setaffinity(a.proc.pid, {min(os.sched_getaffinity(0))})
+        pinned = [] if os.sched_getaffinity(0) == os.sched_getaffinity(a.proc.pid) else ['CPU affinity']
+        node = [d['inserted']['node-name'] for d in a.qmp('query-block') if d['device'] == 'd0'][0]
+        for command, arguments, _ in changes:
+            a.qmp(command, **({**arguments, 'node': node}
+                              if 'node' in arguments else arguments))
+        common.write_file(f'/proc/{a.proc.pid}/oom_score_adj', '500')
+        wants += ['-device i6300esb: its action', 'oom_score_adj 500']
+        out = run_vmclone('--rundir', c.base, '--id', 'g', a.second, '1').stdout    # first of all
+        first = list(itertools.takewhile(lambda line: line.startswith('note: '), out.splitlines()))
+        check('a fork', [n for n in first if 'identity:' not in n], wants + ['internal snapshot snap'])
+        kill(c.base, 'g')
+        with Move(t, a) as m:
+            m.end(0, 'there')
+            check('a move', m.result['notes'], wants)
+            if pinned and not any(pinned[0] in n for n in m.result['notes']):
+                raise Failed(f'{m.result["notes"]}')
 
 
 def precopy(t, accel):
@@ -721,6 +775,7 @@ def run(t):
             ('to another QEMU on this host', lambda: one(
                 t, accel, host='localhost', launcher=())),
             ('a disk', lambda: disk(t, accel)),
+            ('what it was told', lambda: told(t, accel)),
             ('files that it writes', lambda: left_alone(t, accel)),
             ('its folder is gone, and needed', lambda: needs_its_folder(t, accel)),
             ('no host, no QEMU there, another device', lambda: refused(t, accel)),

@@ -54,7 +54,8 @@ const char *instance_data_of(const char *path)
     if (fd < 0 || fstat(fd, &st) || (!S_ISREG(st.st_mode) && !S_ISBLK(st.st_mode)))
         return NULL;
     if (pread(fd, volume, sizeof(volume), ISO_LABEL - 40) == sizeof(volume) &&
-        !memcmp(volume + 1, "CD001", 5) && pread(fd, label, sizeof(label), ISO_LABEL) == sizeof(label))
+        !memcmp(volume + 1, "CD001", 5) &&
+        pread(fd, label, sizeof(label), ISO_LABEL) == sizeof(label))
         what = what_of(label, sizeof(label));
     if (!what && pread(fd, boot, sizeof(boot), 0) == sizeof(boot) && boot[510] == 0x55 &&
         (unsigned char)boot[511] == 0xaa) {

@@ -153,6 +153,9 @@ static void test_files(void **state)
                  "-set", "device.d.addr=3", "-global", "a.b=c", "-icount", "shift=3", "-plugin",
                  "/p.so,outfile=/x");
     assert_int_equal(notes.n, 1);
+    assert_child("-run-with user=a -run-with async-teardown=on", "-run-with", "exit-with-parent=on,user=a",
+                 "-run-with", "exit-with-parent=on", "-run-with", "async-teardown=on");
+    assert_int_equal(notes.n, 2);
     assert_refused("-set device.d.pcap=/x", "-set", "device.d.pcap=/x");
     assert_refused("-set chardev.c.logfile=/x", "-set", "chardev.c.logfile=/x");
     assert_refused("-global usb-tablet.pcap=/x", "-global", "usb-tablet.pcap=/x");
