@@ -28,7 +28,7 @@ const char *const ff_failpoints[] = {
     "source.resume",  "dest.resume",    "source.gone",     "source.done",
     "dest.ear",       "dest.go",        "dest.run",        "uffd.poison",
     "source.record",  "source.fence",   "dest.lease",      "dest.withdrawn",
-    "source.register",   "dest.mark",      "dest.unmark",    "dest.shut-down",
+    "source.register",   "dest.mark",      "dest.unmark",    "dest.shut-down", "dest.sign",
     "evacuate.still",
     "tunnel.send",    "proxy.package",  "proxy.unit",  "proxy.postcopy", "relay.image", "relay.image.some",    "feed.pushed",    "dest.feed.has",  "dest.feed.new",
     "source.group.send", "dest.group.packet", "dest.undo",        "dest.forget",

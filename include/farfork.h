@@ -403,14 +403,18 @@ void ff_source_pause(struct ff_source *s); /* any thread: break the link, as an 
 
 /**
  * ff_source_not_started() - somebody else knows that the destination never ran the guest
+ * @mark: what that file says, without its newline
  *
  * For a caller that is certain of it: its process has ended, and has left the file of until-go=.
  * Between two calls of ff_source_resume(), instead of the next one.
  *
- * Return: -ETIME, with a reason: the guest may go on here; -EINVAL: nothing was let go of, or
- *         ff_source_runs_there()
+ * Return: -ETIME, with a reason: the guest may go on here; -EINVAL: nothing was let go of,
+ *         ff_source_runs_there(), or ff_source_check_mark()
  */
-int ff_source_not_started(struct ff_source *s, struct ff_error *err);
+int ff_source_not_started(struct ff_source *s, const char *mark, struct ff_error *err);
+
+/* Any thread: 0: that file is of this move; -EINVAL: of another one, or of a link before its last */
+int ff_source_check_mark(const struct ff_source *s, const char *mark, struct ff_error *err);
 
 /* Any thread: the destination has said that it runs the guest */
 bool ff_source_runs_there(const struct ff_source *s);

@@ -165,6 +165,15 @@ static void start_pool(struct ff_dest *d)
                        p.continues && mode != FF_PREFILL_OFF && !d->addr.precopy);
 }
 
+/* Its source has nothing to let go of yet */
+static int sign_mark(struct ff_dest *d, struct ff_error *err)
+{
+    char mark[FF_MARK_TEXT];
+
+    ff_mark_text(d->session, d->epoch, mark);
+    return ff_until_go_sign(&d->until_go, mark, err);
+}
+
 int ff_dest_accept(struct ff_dest *d, const char *config, struct ff_error *err)
 {
     start_pool(d);
@@ -178,6 +187,8 @@ int ff_dest_accept(struct ff_dest *d, const char *config, struct ff_error *err)
         rc = ff_error_set(err, EIO, "destination: injected");
     if (!rc)
         rc = ff_tunnel_attach(d->ctl.tunnel, d->link, err);
+    if (!rc)
+        rc = sign_mark(d, err);
     if (rc)
         return rc;
     ff_log(FF_LOG_INFO, "destination: link: %s", d->link->about);

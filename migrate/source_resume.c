@@ -78,13 +78,27 @@ static int take_in_vain(struct ff_source *s, struct ff_error *err)
                         "got GO: it may go on here");
 }
 
-int ff_source_not_started(struct ff_source *s, struct ff_error *err)
+int ff_source_check_mark(const struct ff_source *s, const char *mark, struct ff_error *err)
+{
+    char own[FF_MARK_TEXT];
+
+    ff_mark_text(s->session, s->epoch, own);
+    if (s->has_session && !strcmp(mark, own))
+        return 0;
+    return ff_error_set(err, EINVAL, "source: not started: the file of until-go says \"%s\", and is not this move's: what "
+                        "came back with an older state of its file system says nothing of the guest", mark);
+}
+
+int ff_source_not_started(struct ff_source *s, const char *mark, struct ff_error *err)
 {
     if (s->stage < GONE)
         return ff_error_set(err, EINVAL, "source: not started: nothing was let go of");
     if (s->runs_there || ff_source_has_given_up(s) || (s->stage != GONE && s->stage != TAKING))
         return ff_error_set(err, EINVAL,
                             "source: not started: the destination has said that it runs the guest");
+    int rc = ff_source_check_mark(s, mark, err);
+    if (rc)
+        return rc;
     ff_source_drop_link(s);
     s->stage = SENT;
     ff_tunnel_fail(s->ctl.tunnel, "the destination never got GO");

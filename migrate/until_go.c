@@ -7,7 +7,9 @@
  *
  * Purpose      a destination that was killed can tell nobody whether it had read GO. A file is what
  *              it leaves: its source may have the guest back if that is there.
- * Picture      listen    the file is made
+ * Picture      listen    the file is made, empty
+ *              accept    it says which move its source makes (ff_mark_text()): one that a rollback of the
+ *                        file system brings back, or that is another move's, says nothing of this one
  *              GO read   it is removed
  *                        disks are activated, vCPUs run
  *              its guest ends itself    another is made beside it, its name and ".shut-down": who
@@ -21,6 +23,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -44,6 +47,15 @@ static int open_folder(struct ff_until_go *u, const char *path)
     return rc;
 }
 
+static int write_mark_text(const struct ff_until_go *u, int fd)
+{
+    ssize_t len = (ssize_t)strlen(u->text), n = pwrite(fd, u->text, (size_t)len, 0);
+
+    if (n != len)
+        return n < 0 ? -errno : -EIO;
+    return fsync(fd) ? -errno : 0;
+}
+
 /* What is there already is another's, also a link to somewhere else. The failpoint's second time
  * stands for fsync(). @back: put back, while nothing has run: it is true, on disk or not, and stays */
 static int make_file(struct ff_until_go *u, bool back)
@@ -54,7 +66,9 @@ static int make_file(struct ff_until_go *u, bool back)
     if (fd < 0)
         return rc ? rc : -errno;
     rc = ff_failpoint("dest.mark");
-    if (!rc && (fsync(fd) || fsync(u->dir)))
+    if (!rc)
+        rc = write_mark_text(u, fd);
+    if (!rc && fsync(u->dir))
         rc = -errno;
     close(fd);
     if (rc && back)
@@ -113,6 +127,21 @@ int ff_until_go_make(struct ff_until_go *u, const char *path, struct ff_error *e
     return ff_error_set(err, -rc, "destination: until-go=%s: %s%s", path, strerror(-rc),
                         rc == -EEXIST ? ": remove what another destination left, once its source "
                                         "has its guest back" : "");
+}
+
+/* Nobody else has put a link there since it was made: the folder is this user's own */
+int ff_until_go_sign(struct ff_until_go *u, const char *mark, struct ff_error *err)
+{
+    if (u->dir < 0)
+        return 0;
+    snprintf(u->text, sizeof(u->text), "%s\n", mark);
+    int rc = ff_failpoint("dest.sign");
+    int fd = rc ? -1 : openat(u->dir, u->name, O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
+    if (!rc)
+        rc = fd < 0 ? -errno : write_mark_text(u, fd);
+    if (fd >= 0)
+        close(fd);
+    return rc ? ff_error_set(err, -rc, "destination: write until-go=%s: %s", u->name, strerror(-rc)) : 0;
 }
 
 /* That it was removed outlives the host as well. The failpoint's second time stands for fsync() */

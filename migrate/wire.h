@@ -281,6 +281,11 @@ void ff_hello_free(struct ff_hello *h);
 /* Of config and region table: two sides that name the same one mean the same memory. Against
  * mistakes; it proves nothing about who asks */
 uint64_t ff_hello_digest(const struct ff_hello *h);
+
+/* What the file of until-go says, with a newline: a digest of the session, and of the number of the link that GO
+ * goes by */
+#define FF_MARK_TEXT 17
+void ff_mark_text(const uint8_t session[FF_SESSION_LEN], uint32_t epoch, char out[FF_MARK_TEXT]);
 int ff_wire_get_welcome(const uint8_t *msg, size_t len, struct ff_welcome *w, struct ff_error *err);
 int ff_wire_get_resume(const uint8_t *msg, size_t len, struct ff_resume *r, struct ff_error *err);
 int ff_wire_get_refuse(const uint8_t *msg, size_t len, char text[FF_WIRE_TEXT_MAX + 1],

@@ -3,6 +3,8 @@
  * wire_resume.c - what is said after GO: RESUME, LEASE, GRANT
  */
 #include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "error.h"
@@ -100,6 +102,13 @@ uint64_t ff_hello_digest(const struct ff_hello *h)
         hash = add_number(add_number(hash, r->len_bytes), r->psize);
     }
     return hash;
+}
+
+void ff_mark_text(const uint8_t session[FF_SESSION_LEN], uint32_t epoch, char out[FF_MARK_TEXT])
+{
+    uint64_t hash = add_number(add_bytes(0xcbf29ce484222325ull, session, FF_SESSION_LEN), epoch);
+
+    snprintf(out, FF_MARK_TEXT, "%016" PRIx64, hash);
 }
 
 /* --- GRANT --- */

@@ -120,11 +120,12 @@ void agent_send_child(struct agent *a, const struct agent_vm *vm, const char *wh
 void agent_send_ended(struct agent *a, const struct agent_vm *vm)
 {
     FF_AUTO_FREE char *words = vm->code ? agent_vm_last_words(vm) : xstrdup("");
+    FF_AUTO_FREE char *mark = vm->never_ran ? rundir_mark(vm->until_go) : NULL;
 
-    agent_send(a, json_pack("{ss si ss si ss si ss sb sb}", "event", "child", "child",
+    agent_send(a, json_pack("{ss si ss si ss si ss sb sb ss}", "event", "child", "child",
                             (int)vm->number, "what", "ended", "pid", (int)vm->pid, "how", vm->how,
                             "code", vm->code, "log", words, "never_ran", vm->never_ran,
-                            "shut_down", vm->shut_down));
+                            "shut_down", vm->shut_down, "mark", mark ? mark : ""));
 }
 
 void agent_send_touched(struct agent *a)

@@ -131,6 +131,14 @@ static void let_vm_run(const struct agent_vm *vm)
     kill(vm->pid, SIGCONT);
 }
 
+/* The file of until-go says so: it is empty as long as no source has come */
+static bool is_unused(const char *until_go)
+{
+    FF_AUTO_FREE char *mark = rundir_mark(until_go);
+
+    return mark && !*mark;
+}
+
 /* Nothing changes between the last look and its end: it is stopped. An answer that this agent, or its
  * QEMU, has let lie says nothing any more */
 static void end_unused(struct agent_vms *k, const struct agent_ask *a, int rc)
@@ -148,8 +156,8 @@ static void end_unused(struct agent_vms *k, const struct agent_ask *a, int rc)
     else if (!stop_vm(vm) || qmp_job_age_ms(a->job) > FRESH_MS) {
         let_vm_run(vm);
         ask_vm(k, vm, "query-migrate", NULL, LIMIT_MS, NULL);
-    } else if (vm->until_go && !rundir_was_left(vm->until_go)) {
-        let_vm_run(vm); /* a guest runs there */
+    } else if (vm->until_go && !is_unused(vm->until_go)) {
+        let_vm_run(vm); /* its source has come, or a guest runs there */
     } else {
         free(vm->until_go); /* no source waits to know */
         vm->until_go = NULL;

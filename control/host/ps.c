@@ -68,6 +68,16 @@ static const char *how_ended(const json_t *k)
                                                    : "ended";
 }
 
+/* Of a child that has ended: "mark" is what its source is told then */
+static void set_child_ended(json_t *k)
+{
+    FF_AUTO_FREE char *mark = rundir_mark(text_of(k, "until_go"));
+
+    json_object_set_new(k, "state", json_string(how_ended(k)));
+    if (mark)
+        json_object_set_new(k, "mark", json_string(mark));
+}
+
 /* Its QEMU lives. One whose guest has shut itself down may wait for the rest of the memory, or
  * (-no-shutdown) for somebody to run it again */
 static const char *how_it_is(const json_t *k, bool left)
@@ -94,7 +104,7 @@ static void add_fork(void *opaque, const char *dir, json_t *s)
     json_object_set_new(s, "rundir", json_string(dir));
     json_array_foreach(json_object_get(s, "children"), i, k)
         if (rundir_look(k, "pid") == PROCESS_GONE)
-            json_object_set_new(k, "state", json_string(how_ended(k)));
+            set_child_ended(k);
         else if (rundir_look(k, "pid") == PROCESS_UNKNOWN)
             json_object_set_new(k, "state", json_string("unknown"));
         else if (!strcmp(text_of(k, "state"), "attached"))
@@ -143,8 +153,8 @@ void ps_print(const json_t *forks)
                : json_is_true(json_object_get(s, "kept"))      ? "  (overlays in use are left)"
                                                                : "  (the agent is gone)");
         json_array_foreach(json_object_get(s, "children"), i, k)
-            printf("  %5d  pid %-8d  %-9s  %s\n", get_int(k, "number"), get_int(k, "pid"),
-                   text_of(k, "state"), text_of(k, "qmp"));
+            printf("  %5d  pid %-8d  %-9s  %s%s%s\n", get_int(k, "number"), get_int(k, "pid"),
+                   text_of(k, "state"), text_of(k, "qmp"), *text_of(k, "mark") ? "  mark " : "", text_of(k, "mark"));
     }
 }
 

@@ -54,6 +54,8 @@ void rundir_remove(const char *dir);
  * Of its option until-go=: no guest ran in it. The one beside that: one did, and has shut itself down
  * before the move was complete */
 bool rundir_was_left(const char *file);
+/* What that file says, of which move it is: "": no source has come; NULL: it is not there, or cannot be read */
+char *rundir_mark(const char *file);
 
 /* rundir_state.c. The state file is replaced at once or not at all; it says which host wrote it.
  * rundir_reserve_state(): room for texts of so many bytes, also when the folder is full later */

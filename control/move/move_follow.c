@@ -247,8 +247,8 @@ static void tell_never_ran(struct move *m)
 {
     FF_AUTO_FREE char *uri = xprintf("rdma-postcopy:%s:%u", move_host(m)->address, m->port);
     struct ff_error why;
-    int rc = qmp_command(m->s.qmp, "x-rdma-postcopy-not-started", json_pack("{ss}", "uri", uri),
-                         NULL, &why);
+    int rc = qmp_command(m->s.qmp, "x-rdma-postcopy-not-started", json_pack("{ss ss}", "uri", uri,
+                         "mark", move_child(m)->mark), NULL, &why);
 
     m->told_ms = ff_now_ms();
     if (rc)

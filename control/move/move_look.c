@@ -14,6 +14,7 @@
  * Limits       the launcher gets LOOK_LIMIT_MS; nothing else is done meanwhile. A host that starts
  *              is asked every LOOK_EVERY_MS.
  */
+#include <stdio.h>
 #include <string.h>
 
 #include "autojson.h"
@@ -41,8 +42,10 @@ static void look_for_it(void *opaque, const char *line)
 
     json_array_foreach(forks, i, fork) {
         const json_t *child = json_array_get(json_object_get(fork, "children"), 0);
-        if (is_this(m, fork) && !m->s.o.qemu && !strcmp(text_of(child, "state"), "never-ran"))
+        if (is_this(m, fork) && !m->s.o.qemu && !strcmp(text_of(child, "state"), "never-ran")) {
             move_child(m)->never_ran = true;
+            snprintf(move_child(m)->mark, sizeof(move_child(m)->mark), "%s", text_of(child, "mark"));
+        }
         if (is_this(m, fork) && !strcmp(text_of(child, "state"), "shut-down"))
             move_child(m)->shut_down = true;
     }

@@ -145,7 +145,10 @@ static int own_command(struct proxy *p, const char *execute, const json_t *argum
     if (p->is_source && !strcmp(execute, "x-rdma-postcopy-not-started")) {
         if (p->stage != PROXY_GONE || strcmp(p->status, "postcopy-paused"))
             return ff_error_set(why, EINVAL, "the link is not broken, or the guest runs there");
-        p->not_started = true;
+        int rc = ff_source_check_mark(p->source, text_of(arguments, "mark"), why);
+        if (rc)
+            return rc;
+        snprintf(p->not_started, sizeof(p->not_started), "%s", text_of(arguments, "mark"));
         ff_source_interrupt(p->source);
         return 0;
     }

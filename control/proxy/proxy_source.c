@@ -256,7 +256,7 @@ static int serve_there(struct proxy *p, struct ff_error *err)
 static bool is_not_started(struct proxy *p)
 {
     pthread_mutex_lock(&p->lock);
-    bool is = p->not_started;
+    bool is = *p->not_started;
     pthread_mutex_unlock(&p->lock);
     return is;
 }
@@ -283,7 +283,7 @@ static int give_away(struct proxy *p, struct ff_error *err)
             return rc == -ETIME ? -EIO : rc; /* an adapter's: only a resume knows better */
         rc = ff_source_resume(p->source, NULL, (int)p->reconnect_ms, &why);
         if (rc == -EINTR && is_not_started(p))
-            rc = ff_source_not_started(p->source, &why);
+            rc = ff_source_not_started(p->source, p->not_started, &why);
         if (rc) {
             *err = why;
             return rc;

@@ -135,7 +135,7 @@ struct proxy {
     const char *status;      /* as query-migrate has it */
     char reason[400];
     json_int_t listens_at;   /* a port; 0: not yet */
-    bool not_started;        /* source: somebody knows that the destination never ran the guest */
+    char not_started[32];    /* source: somebody knows that the destination never ran the guest */
     bool is_over, said_last; /* the status is the last one; a client has heard it */
     bool cont_done, cont_waits; /* waits: of the main thread, which has given up */
     int cont_rc;

@@ -92,6 +92,7 @@ struct vm {
     enum vm_state state;
     pid_t pid;
     char *qmp, *log, *error;
+    char mark[32];            /* with never_ran: what its file of until-go says */
     bool never_ran;           /* it has ended, and no guest ran in it, as its agent knows */
     bool shut_down;           /* it has ended, and its guest had shut itself down before */
     bool ended_well;          /* it has ended, with exit code 0 */

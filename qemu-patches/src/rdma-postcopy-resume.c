@@ -49,7 +49,8 @@ void rp_resume_reset(struct rp_wait *w, const struct ff_address *a)
     qatomic_set(&w->recovers, false);
     qatomic_set(&w->reconnects, false);
     if (w == &rp.out) {
-        rp.not_started = rp.takes_back = false;
+        rp.not_started[0] = '\0';
+        rp.takes_back = false;
     }
 }
 
@@ -105,8 +106,8 @@ static bool is_lost(bool *never_ran)
 {
     QEMU_LOCK_GUARD(&rp.lock);
 
-    *never_ran = rp.not_started;
-    return rp.not_started || rp.takes_back;
+    *never_ran = rp.not_started[0];
+    return rp.not_started[0] || rp.takes_back;
 }
 
 /*
@@ -115,13 +116,15 @@ static bool is_lost(bool *never_ran)
  */
 static int get_guest_back(bool never_ran, struct ff_error *err)
 {
-    int rc = never_ran ? ff_source_not_started(rp.source, err)
+    int rc = never_ran ? ff_source_not_started(rp.source, rp.not_started, err)
                        : ff_source_take_back(rp.source, err);
 
     if (rc != -EINTR) {
         QEMU_LOCK_GUARD(&rp.lock);
         rp.takes_back = false;
-        rp.not_started &= !never_ran;
+        if (never_ran) {
+            rp.not_started[0] = '\0';
+        }
     }
     return rc ? rc : -EKEYREVOKED;
 }
@@ -171,7 +174,8 @@ int rp_recover(const struct rp_side *side, const char *why, struct ff_error *err
     take_wish(w, &held); /* for the link that there was since, or that comes next anyway */
     WITH_QEMU_LOCK_GUARD(&rp.lock) {
         if (w == &rp.out) {
-            rp.not_started = rp.takes_back = false;
+            rp.not_started[0] = '\0';
+            rp.takes_back = false;
         }
     }
     qatomic_set(&w->recovers, true);
@@ -347,8 +351,10 @@ static bool is_sent_to(const char *uri, Error **errp)
  * Whoever says so answers for it.  The address guards against an answer that
  * was meant for another migration.
  */
-void qmp_x_rdma_postcopy_not_started(const char *uri, Error **errp)
+void qmp_x_rdma_postcopy_not_started(const char *uri, const char *mark, Error **errp)
 {
+    struct ff_error *err;
+
     QEMU_LOCK_GUARD(&rp.lock);
 
     if (!is_sent_to(uri, errp)) {
@@ -356,10 +362,16 @@ void qmp_x_rdma_postcopy_not_started(const char *uri, Error **errp)
     }
     if (ff_source_runs_there(rp.source)) {
         error_setg(errp, "the destination has said that it runs the guest");
-    } else {
-        rp.not_started = true;
-        wake_source();
+        return;
     }
+    err = ff_error_new();
+    if (ff_source_check_mark(rp.source, mark, err)) {
+        rp_take_error(errp, err);
+        return;
+    }
+    ff_error_free(err);
+    g_strlcpy(rp.not_started, mark, sizeof(rp.not_started));
+    wake_source();
 }
 
 /* As with that, the address guards against a command that was meant for another migration */

@@ -58,7 +58,7 @@ struct rp_state {
     struct ff_address *to;      /* source, its thread's: where it was resumed by hand; or NULL */
     struct ff_address *next_to; /* from now on */
     char *sent_to;              /* source: HOST:PORT of that, as it was given */
-    bool not_started;           /* source: it was told that nothing runs there, nor will */
+    char not_started[32];       /* source: it was told that nothing runs there, nor will, by that mark; "" */
     bool takes_back;            /* source: by hand: the destination is lost */
     bool lingers;               /* destination: complete, the source may ask */
     void *state;

@@ -133,14 +133,16 @@ def listed_never_ran(move):
         s := run_vmclone('--list', '--rundir', move.base).stdout) and s)
     say(f'      {listed.splitlines()[-1].strip()}')
     check_marks(move, 1)
+    return re.search(r'  mark ([0-9a-f]{16})$', listed, re.M).group(1)
 
 
-def settle(parent):
+def settle(parent, mark):
     """Tell the source that nothing ran: it knows where its guest was sent."""
     said = common.refuses(parent, 'was sent to', 'x-rdma-postcopy-not-started',
-                          uri='rdma-postcopy:127.0.0.1:1')
+                          uri='rdma-postcopy:127.0.0.1:1', mark=mark)
     uri = re.search(r'was sent to ([^,]+),', said).group(1)
-    parent.qmp('x-rdma-postcopy-not-started', uri=uri)
+    common.refuses(parent, "not this move's", 'x-rdma-postcopy-not-started', uri=uri, mark='0123456789abcdef')
+    parent.qmp('x-rdma-postcopy-not-started', uri=uri, mark=mark)
     wait_source(parent, 'failed')
 
 
@@ -153,9 +155,9 @@ def mover_killed(t, accel):
             m.proc.kill()
             m.proc.communicate(timeout=30)
             wait_source(a, 'postcopy-paused')
-            listed_never_ran(m)
+            mark = listed_never_ran(m)
             common.check_given_away(a)
-            settle(a)
+            settle(a, mark)
             kill(m.base, m.name)
             check_here(m, a)
 
@@ -311,7 +313,7 @@ def by_hand(t, accel, faults, runs_here):
         uri = common.listen(dst, options=f',until-go={mark}')
         if not os.path.exists(mark):
             raise Failed('there is no file of until-go')
-        common.refuses(src, 'waits here', 'x-rdma-postcopy-not-started', uri=uri)
+        common.refuses(src, 'waits here', 'x-rdma-postcopy-not-started', uri=uri, mark='')
         src.qmp('migrate', uri=uri)
         state(src, 'postcopy-paused')
         dst.exit_code(10)
@@ -319,7 +321,8 @@ def by_hand(t, accel, faults, runs_here):
             raise Failed(f'the file of until-go is {"not " * runs_here}there')
         common.check_given_away(src)
         if runs_here:
-            src.qmp('x-rdma-postcopy-not-started', uri=uri.split(',')[0])
+            with open(mark, encoding='ascii') as f:
+                src.qmp('x-rdma-postcopy-not-started', uri=uri.split(',')[0], mark=f.read().strip())
             state(src, 'failed')
             wait_for('a guest that runs', 20, lambda: status(src) == 'running')
             check_ledger(src, sweeps=1)

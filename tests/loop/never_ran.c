@@ -3,6 +3,7 @@
  * never_ran.c - the file that says that nothing ran; a source that is told so; which memory is here
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -98,6 +99,19 @@ static void back_without_fsync(void)
     stays_at("dest.unmark=fail@2,dest.mark=fail@4", true);
 }
 
+/* No room for what it says: no source goes on, and nothing was stopped for that */
+static void unsigned_file(void)
+{
+    static struct move m;
+
+    begin();
+    loop_arm("dest.sign=fail:28");
+    m = (struct move){.tcp = true, .options = options};
+    move_run(&m);
+    must(m.dst.rc == -ENOSPC && m.src.rc && m.src.stage < S_STATE && !m.went && !m.ran && is_there());
+    end();
+}
+
 static char refusal[sizeof(((struct ff_error *)NULL)->text)];
 
 static int try_listen(const char *path)
@@ -142,12 +156,35 @@ static void refused(void)
 
 /* --- somebody else knows --- */
 
+static char older[32];
+
+/* What the file says now, without its newline */
+static const char *mark(void)
+{
+    static char text[32];
+    FF_AUTO_CLOSE int fd = open(file, O_RDONLY | O_CLOEXEC);
+
+    memset(text, 0, sizeof(text));
+    must(fd >= 0 && read(fd, text, sizeof(text) - 1) >= 0);
+    text[strcspn(text, "\n")] = '\0';
+    return text;
+}
+
+static void keep_mark(struct move *m, enum stage stage)
+{
+    (void)m;
+    if (stage == D_ACCEPT)
+        must(!*mark());
+    if (stage == D_GO)
+        strcpy(older, mark());
+}
+
 static void nothing_went(struct move *m, enum stage stage)
 {
     struct ff_error err;
 
     if (stage == S_GO)
-        must(ff_source_not_started(m->source, &err) == -EINVAL);
+        must(ff_source_not_started(m->source, mark(), &err) == -EINVAL);
 }
 
 static void tell(struct move *m, bool source)
@@ -158,18 +195,27 @@ static void tell(struct move *m, bool source)
         ff_dest_cancel(m->dest);
         return;
     }
-    must(ff_source_not_started(m->source, &err) == -ETIME && strstr(err.text, "may go on here"));
-    must(ff_source_not_started(m->source, &err) == -EINVAL);
+    /* of no move, of another one, and what an older file says */
+    must(ff_source_not_started(m->source, "", &err) == -EINVAL && strstr(err.text, "not this move's"));
+    must(ff_source_not_started(m->source, "0123456789abcdef", &err) == -EINVAL);
+    must(ff_source_check_mark(m->source, older, &err) == -EINVAL && !ff_source_check_mark(m->source, mark(), &err));
+    must(ff_source_not_started(m->source, mark(), &err) == -ETIME && strstr(err.text, "may go on here"));
+    must(ff_source_not_started(m->source, mark(), &err) == -EINVAL);
 }
 
 static void told(void)
 {
     static struct move m;
 
+    begin();
+    m = (struct move){.tcp = true, .options = options, .hook = keep_mark};
+    move_run(&m); /* another move, whose file a rollback would bring back */
+    move_must_succeed(&m);
     loop_arm("source.gone=fail");
-    m = (struct move){.tcp = true, .resumes = true, .hook = nothing_went, .broken = tell};
+    m = (struct move){.tcp = true, .resumes = true, .options = options, .hook = nothing_went, .broken = tell};
     move_run(&m);
     must(m.src.rc == -EINVAL && !m.ran); /* the harness asks once more */
+    end();
 }
 
 /* The source has heard RUNNING: nobody knows better */
@@ -180,7 +226,7 @@ static void tell_wrongly(struct move *m, bool source)
     if (!source)
         return;
     must(m->src.stage != S_DONE || ff_source_runs_there(m->source));
-    must(ff_source_not_started(m->source, &err) == -EINVAL);
+    must(ff_source_not_started(m->source, "", &err) == -EINVAL);
 }
 
 static void runs_there(void)
@@ -349,6 +395,7 @@ int main(int argc, char **argv)
         {"it cannot be put back either", gone_for_fsync, 0},
         {"put back, without fsync()", back_without_fsync, 0},
         {"it cannot be made", refused, 0},
+        {"it cannot say of which move", unsigned_file, 0},
         {"it has ended by itself", ended_itself, 0},
         {"that it has ended cannot be written down", ended_unwritten, 0},
         {"told that nothing ran", told, 0},

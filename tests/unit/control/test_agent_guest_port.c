@@ -251,26 +251,33 @@ static int say_setup(struct agent_vms *k, int qmp, bool late)
     return q;
 }
 
-static const char *comes_at; /* its guest comes as it is signalled: the file of until-go that goes then */
+static const char *comes_at; /* its source or its guest comes as it is signalled: the file of until-go */
+static bool runs;            /* its guest: the file goes then */
 static int signals_sent;
+
+static void come(void)
+{
+    int fd = runs ? unlink(comes_at) : open(comes_at, O_WRONLY | O_TRUNC | O_CLOEXEC);
+
+    if (!runs)
+        assert_true(write(fd, "0123456789abcdef\n", 17) == 17 && !close(fd));
+}
 
 /* Instead of the C library's */
 int kill(pid_t pid, int number)
 {
     if (comes_at)
-        unlink(comes_at);
+        come();
     signals_sent++;
     return (int)syscall(SYS_kill, pid, number);
 }
 
-/* A guest comes to it between its answer and its end: it stays, and runs */
-static void used_at_last(void **state)
+static void used_between(void)
 {
     FF_AUTO_FREE char *mark = xprintf("%s/mark", dir);
     struct agent_vm vm = {.number = 3, .qmp = qmp_path, .state = AGENT_VM_ATTACHED, .until_go = mark, .pid = fork()};
     struct agent_vms k = {.v = &vm, .n = 1, .server = FORK_SERVER_NONE};
     siginfo_t info = {0};
-    (void)state;
 
     while (!vm.pid) {
         alarm(60);
@@ -294,6 +301,18 @@ static void used_at_last(void **state)
     agent_vm_kill(&vm);
     assert_int_equal(waitpid(vm.pid, NULL, 0), vm.pid);
     close(qmp);
+    unlink(qmp_path);
+    unlink(mark);
+}
+
+/* A source or a guest comes to it between its answer and its end: it stays, and runs */
+static void used_at_last(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        runs = i;
+        used_between();
+    }
 }
 
 /* One that nobody uses ends, when that is so now */

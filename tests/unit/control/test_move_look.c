@@ -17,7 +17,7 @@ static char program[] = "/tmp/ff-look-XXXXXX";
 static void list_says(const char *state)
 {
     FF_AUTO_FREE char *text = xprintf("#!/bin/sh\necho '[{\"id\": \"x\", \"node\": \"h\", \"agent\": 7, \"children\": "
-                                      "[{\"number\": 1, \"state\": \"%s\"}]}]'\n", state);
+                                      "[{\"number\": 1, \"state\": \"%s\", \"mark\": \"0123\"}]}]'\n", state);
     FILE *f = fopen(program, "we");
 
     assert_true(f && fputs(text, f) >= 0 && !fclose(f) && !chmod(program, 0700));
@@ -49,6 +49,7 @@ static void looks(void **state)
         list_says(said[i].state);
         move_look(&m, true);
         assert_true(k.never_ran == said[i].never_ran && k.shut_down == said[i].shut_down);
+        assert_string_equal(k.mark, k.never_ran ? "0123" : "");
         strv_free(&m.s.notes);
     }
 }
