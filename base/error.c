@@ -39,22 +39,38 @@ int ff_error_set(struct ff_error *err, int code, const char *fmt, ...)
     return -code;
 }
 
-int ff_error_context(struct ff_error *err, const char *fmt, ...)
+static void put_in_front(struct ff_error *err, const char *fmt, va_list ap)
 {
-    if (!err)
-        return -EIO;
-
     char old[sizeof(err->text)];
     memcpy(old, err->text, sizeof(old));
 
-    va_list ap;
-    va_start(ap, fmt);
     int n = vsnprintf(err->text, sizeof(err->text), fmt, ap);
-    va_end(ap);
     if (n >= 0 && (size_t)n < sizeof(err->text))
         n += snprintf(err->text + n, sizeof(err->text) - (size_t)n, ": %s", old);
     if (n >= (int)sizeof(err->text))
         end_at_character(err);
     ff_printable(err->text);
+}
+
+int ff_error_context(struct ff_error *err, const char *fmt, ...)
+{
+    va_list ap;
+
+    if (!err)
+        return -EIO;
+    va_start(ap, fmt);
+    put_in_front(err, fmt, ap);
+    va_end(ap);
     return -err->code;
+}
+
+int ff_error_pass(struct ff_error *err, int rc, const char *fmt, ...)
+{
+    va_list ap;
+
+    va_start(ap, fmt);
+    if (err)
+        put_in_front(err, fmt, ap);
+    va_end(ap);
+    return rc;
 }

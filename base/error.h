@@ -36,11 +36,20 @@ int ff_error_set(struct ff_error *err, int code, const char *fmt, ...)
 
 /**
  * ff_error_context() - put "context: " in front of an error that is being passed on
- * @err: may be NULL; must be filled
+ * @err: filled; where it may be NULL, and who calls is told the code: ff_error_pass()
  *
  * Return: -code of the error (-EIO for NULL)
  */
 int ff_error_context(struct ff_error *err, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
+
+/**
+ * ff_error_pass() - put "context: " in front of what failed with @rc
+ * @err: may be NULL, and knows no code then; else filled
+ *
+ * Return: @rc
+ */
+int ff_error_pass(struct ff_error *err, int rc, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 
 #endif

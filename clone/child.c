@@ -269,7 +269,7 @@ int ff_child_attach(struct ff_child *c, const char *config, struct ff_error *err
         return ff_error_set(err, EINVAL, "child %u: attach: a second time", c->number);
     int rc = map_image(c, config, err);
     if (rc)
-        ff_error_context(err, "child %u: attach", c->number);
+        ff_error_pass(err, rc, "child %u: attach", c->number);
     return rc;
 }
 
@@ -341,7 +341,7 @@ static int wait_for(struct ff_child *c, const bool *what, struct ff_error *err)
             return 0;
         }
         if (rc && rc != -ECANCELED)
-            ff_error_context(err, "child %u: missing memory will not come", c->number);
+            ff_error_pass(err, rc, "child %u: missing memory will not come", c->number);
         if (rc)
             return rc;
         if (m.type == FF_CLONE_START && !c->may_start) {

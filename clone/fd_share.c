@@ -152,7 +152,7 @@ int ff_source_lend(struct ff_source *s, const char *socket_path, struct ff_error
         return 0;
     }
     ff_close_fd(&sock);
-    ff_error_context(err, "source: lend memory");
+    ff_error_pass(err, rc, "source: lend memory");
     return rc;
 }
 
@@ -255,7 +255,7 @@ int ff_source_hand_over(struct ff_source *s, const char *socket_path, const char
     for (unsigned i = 0; i < t.n; i++)
         ff_close_fd(&own[i]);
     if (rc < 0)
-        return ff_error_context(err, "source: hand the image over");
+        return ff_error_pass(err, rc, "source: hand the image over");
     ff_source_set_session(s, session);
     ff_source_keep_fd(s, rc); /* when it is closed before ff_source_let_run(), children end */
     return 0;
@@ -270,5 +270,5 @@ int ff_source_let_run(struct ff_source *s, struct ff_error *err)
     int rc = ff_clone_send_type(sock, FF_CLONE_RUN, err);
     /* what was said cannot be taken back: no limit but the agent's end */
     rc = recv_answer(rc, sock, FF_CLONE_COMPLETE, -1, ff_source_cancel_fd(s), NULL, err);
-    return rc ? ff_error_context(err, "source: let run") : 0;
+    return rc ? ff_error_pass(err, rc, "source: let run") : 0;
 }

@@ -214,7 +214,8 @@ static void ended_without(struct ff_agent *a, struct ff_error *why, const char *
 
     ff_missing_text(ff_dest_pager(a->dest), missing);
     ff_log(FF_LOG_ERROR, "agent: nobody brought %s", missing);
-    ff_error_context(why, "the source did not come back within %d s, and nobody else brought %s (%s)",
+    ff_error_pass(why, -why->code,
+                     "the source did not come back within %d s, and nobody else brought %s (%s)",
                      a->reconnect_ms / 1000, missing, text);
 }
 
@@ -259,7 +260,7 @@ int ff_agent_wait(struct ff_agent *a, struct ff_error *err)
     ff_agent_ask_no_more(a);
     if (!rc)
         return 0;
-    ff_error_context(&why, "the image was lost");
+    ff_error_pass(&why, rc, "the image was lost");
     return lost(a, !atomic_load(&a->handed_over), rc, &why, err);
 }
 

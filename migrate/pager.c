@@ -217,7 +217,7 @@ int ff_pager_register_landing(struct ff_pager *p, const struct ff_regions *regio
     }
     if (!rc)
         rc = ff_segments_register(&p->land, p->link, 0, p->opts->odp, err);
-    return rc ? ff_error_context(err, "register landing memory") : 0;
+    return rc ? ff_error_pass(err, rc, "register landing memory") : 0;
 }
 
 /* Watch region @i, with what is ready for it */
@@ -240,7 +240,7 @@ static int watch_region(struct ff_pager *p, unsigned i, struct ff_error *err)
         return rc;
     r->holes = true; /* it was empty before */
     rc = ff_uffd_empty_ready(&r->range, err);
-    return rc ? ff_error_context(err, "pager: region %s", r->name) : 0;
+    return rc ? ff_error_pass(err, rc, "pager: region %s", r->name) : 0;
 }
 
 int ff_pager_start(struct ff_pager *p, struct ff_error *err)

@@ -43,7 +43,7 @@ void ff_pager_break(struct ff_pager *p, const struct ff_error *why)
 static int install_failed(struct ff_pager *p, struct ff_pager_region *r, int rc,
                           struct ff_error *why)
 {
-    ff_error_context(why, "pager: region %s", r->name);
+    ff_error_pass(why, rc, "pager: region %s", r->name);
     if (ff_uffd_may_pass(rc)) {
         pthread_mutex_lock(&p->lock);
         p->no_memory = *why;

@@ -106,7 +106,7 @@ int ff_pager_attach(struct ff_pager *p, struct ff_link *link, struct ff_error *e
     if (rc) {
         ff_segments_dereg(&p->land, link);
         p->link = NULL;
-        return ff_error_context(err, "resume");
+        return ff_error_pass(err, rc, "resume");
     }
     join_prefill(p);
     if (!p->prefill_up) /* else another agent feeds it */

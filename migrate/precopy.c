@@ -57,7 +57,7 @@ int ff_pager_start_precopy(struct ff_pager *p, struct ff_error *err)
         const struct iovec part = {.iov_base = r->range.host, .iov_len = r->range.psize};
         int rc = ff_uffd_discard(&r->range, &part, 1, err);
         if (rc)
-            return ff_error_context(err, "precopy=1: region %s", r->name);
+            return ff_error_pass(err, rc, "precopy=1: region %s", r->name);
     }
     p->mode = FF_PREFILL_PULL; /* the source does not run yet what would push */
     p->in_precopy = true;
@@ -212,5 +212,7 @@ int ff_pager_discard(struct ff_pager *p, const struct ff_dirty *d, struct ff_err
     }
     if (r->kept)
         pthread_mutex_unlock(&p->keep_lock);
-    return rc ? ff_error_context(err, "%s: region %s", r->kept ? "return" : "precopy=1", r->name) : 0;
+    return rc ? ff_error_pass(err, rc, "%s: region %s", r->kept ? "return" : "precopy=1",
+                                 r->name)
+              : 0;
 }

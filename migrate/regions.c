@@ -102,9 +102,9 @@ int ff_regions_add_of(struct ff_regions *t, const struct ff_region *r, pid_t pid
                             "the mapping", r->name);
     int rc = foreign_of(t, pid, &of, err);
     if (rc)
-        return ff_error_context(err, "regions: add %s", r->name);
+        return ff_error_pass(err, rc, "regions: add %s", r->name);
     rc = ff_foreign_check(of, (uintptr_t)r->host, r->len_bytes, err);
-    rc = rc ? ff_error_context(err, "regions: add %s", r->name) : put_region(t, r, of, err);
+    rc = rc ? ff_error_pass(err, rc, "regions: add %s", r->name) : put_region(t, r, of, err);
     ff_foreign_unref(of);
     return rc;
 }

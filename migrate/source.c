@@ -195,7 +195,7 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
         return rc;
     rc = ff_control_expect(&s->ctl, FF_MSG_WELCOME, 0, s->addr.timeout_ms, err);
     if (rc < 0)
-        return ff_error_context(err, "hello");
+        return ff_error_pass(err, rc, "hello");
     rc = ff_wire_get_welcome(s->ctl.buf, (size_t)s->ctl.len, &w, err);
     if (!rc && (w.answer != FF_ANSWER_NEW || w.epoch != 1))
         rc = ff_error_set(err, EPROTO, "hello: WELCOME answers a source that comes back");

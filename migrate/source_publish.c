@@ -44,7 +44,7 @@ int ff_source_register(struct ff_source *s, struct ff_wire_key **keys, unsigned 
     *keys = NULL;
     int rc = ff_segments_register(&s->segments, s->link, FF_ACCESS_REMOTE_READ, s->addr.odp, err);
     if (rc)
-        return ff_error_context(err, "publish");
+        return ff_error_pass(err, rc, "publish");
     FF_AUTO_FREE struct ff_wire_key *k = calloc(s->segments.n + 1, sizeof(*k));
     if (!k)
         return ff_error_set(err, ENOMEM, "publish: out of memory");
@@ -79,7 +79,7 @@ int ff_source_touched(struct ff_source *s, struct ff_error *err)
             break;
         rc = ff_segments_register(&s->segments, s->link, FF_ACCESS_REMOTE_READ, s->addr.odp, err);
     }
-    return rc ? ff_error_context(err, "publish") : 0;
+    return rc ? ff_error_pass(err, rc, "publish") : 0;
 }
 
 /* Of each segment that is registered in parts. From here on the peer knows of all keys */

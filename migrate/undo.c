@@ -71,7 +71,7 @@ int ff_undo_protect(struct ff_pager *p, struct ff_error *err)
         for (uint64_t at = 0; at < range->len_bytes; at += PIECE) {
             int rc = ff_uffd_protect(&p->uffd, range, at, FF_MIN(range->len_bytes - at, PIECE), true, err);
             if (rc)
-                return ff_error_context(err, "return: region %s", p->region[i].name);
+                return ff_error_pass(err, rc, "return: region %s", p->region[i].name);
         }
     }
     return 0;

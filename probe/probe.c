@@ -217,8 +217,8 @@ static int use_link(struct probe *p, uint64_t start_ns, struct ff_probe_link *ou
     if (!rc)
         rc = ff_probe_recv(l, FF_PROBE_WELCOME, p->timeout_ms, &m, err);
     if (rc == -ECONNRESET)
-        return ff_error_context(
-            err, "the other side is no `farfork doctor --serve`, or serves another peer");
+        return ff_error_pass(
+            err, rc, "the other side is no `farfork doctor --serve`, or serves another peer");
     if (rc)
         return rc;
     memcpy(p->session, m.session, sizeof(p->session));

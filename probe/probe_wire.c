@@ -108,7 +108,7 @@ int ff_probe_recv(struct ff_link *l, enum ff_probe_type want, int timeout_ms,
     int n = l->ops->recv(l, buf, timeout_ms, err);
 
     if (n < 0)
-        return ff_error_context(err, "wait for %s", names[want]);
+        return ff_error_pass(err, n, "wait for %s", names[want]);
     return ff_probe_decode(buf, (size_t)n, want, out, err);
 }
 

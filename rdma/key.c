@@ -161,7 +161,7 @@ int ff_key_load(const char *path, struct ff_key **out, struct ff_error *err)
     if (len < 0)
         rc = ff_error_set(err, (int)-len, "key: read %s: %s", path, strerror((int)-len));
     else if ((rc = ff_key_parse(text, (size_t)len, out, err)))
-        rc = ff_error_context(err, "key-file=%s", path);
+        rc = ff_error_pass(err, rc, "key-file=%s", path);
     ff_secret_free(text, ROOM);
     return rc;
 }
@@ -260,7 +260,7 @@ int ff_key_load_psk(const char *path, const char *user, struct ff_key **out, str
         rc = ff_error_set(err, EINVAL, "key: %s is no text of at most %u bytes", path,
                           PSK_FILE_MAX);
     else if ((rc = parse_psk(text, (uint8_t *)text + PSK_FILE_MAX + 1, user, all, err)))
-        rc = ff_error_context(err, "%s", path);
+        rc = ff_error_pass(err, rc, "%s", path);
     else if (!(k = key_new(all->n)))
         rc = ff_error_set(err, ENOMEM, "key: out of memory");
     if (k) {

@@ -280,5 +280,5 @@ int ff_link_connect(const struct ff_link_params *p, enum ff_link_kind kind, int 
         return connect_auto(p, cancel_fd, out, err);
     int rc = ff_verbs_connect(p, p->connect_ms ? p->connect_ms : p->timeout_ms, cancel_fd, out,
                               err);
-    return rc ? ff_error_context(err, "link=verbs: connect to %s:%s", p->host, p->port) : 0;
+    return rc ? ff_error_pass(err, rc, "link=verbs: connect to %s:%s", p->host, p->port) : 0;
 }

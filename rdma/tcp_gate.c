@@ -122,7 +122,7 @@ static int pass_with(int fd, const struct ff_key *key, int cancel_fd, int timeou
                             rc == -ECONNRESET || rc == -EPIPE ? hint : "");
     rc = ff_hs_prove(&h, key, answer, sizeof(answer), proof, e, err);
     if (rc)
-        return ff_error_context(err, "tcp");
+        return ff_error_pass(err, rc, "tcp");
     rc = gate_send(fd, proof, sizeof(proof), cancel_fd, timeout_ms);
     return rc ? ff_error_set(err, -rc, "tcp: handshake: %s", strerror(-rc)) : 0;
 }

@@ -237,9 +237,10 @@ static bool make_room(struct tcp_queue *q)
     struct ff_error why;
 
     for (unsigned i = d->at; i < d->n; i++) {
-        if (!ff_populate(d->iov[i].iov_base, d->iov[i].iov_len, &why))
+        int rc = ff_populate(d->iov[i].iov_base, d->iov[i].iov_len, &why);
+        if (!rc)
             continue;
-        ff_error_context(&why, "tcp: receive");
+        ff_error_pass(&why, rc, "tcp: receive");
         break_with(q, &why);
         return false;
     }

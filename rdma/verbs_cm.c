@@ -229,7 +229,7 @@ static int connect_keyed(struct verbs_link *v, const struct ff_key *key, uint64_
         rc = ask_for_challenge(v, hello, answer, end, err);
     }
     if (!rc && (rc = ff_hs_prove(&h, key, answer, sizeof(answer), proof, e, err)))
-        rc = ff_error_context(err, "verbs");
+        rc = ff_error_pass(err, rc, "verbs");
     if (!rc)
         rc = connect_role(v, VERBS_CONTROL, 0, VERBS_REQUEST_PROOF, proof, sizeof(proof), end, err);
     if (!rc)
@@ -511,7 +511,7 @@ static int verbs_open_passive(struct verbs_link *v, const uint8_t *session, uint
                      : ff_error_set(err, ETIMEDOUT, "%s", strerror(ETIMEDOUT));
         }
         if (rc)
-            return ff_error_context(err, "verbs: wait for the source's queues");
+            return ff_error_pass(err, rc, "verbs: wait for the source's queues");
     }
     return verbs_broken(v, err);
 }
@@ -533,5 +533,5 @@ int verbs_open_queues(struct ff_link *l, const uint8_t session[FF_SESSION_LEN], 
         rc = connect_queue(v, VERBS_PREFILL, i, session, end, err);
     if (!rc)
         rc = verbs_send_pad(v, err);
-    return rc ? ff_error_context(err, "verbs: open queues") : 0;
+    return rc ? ff_error_pass(err, rc, "verbs: open queues") : 0;
 }

@@ -212,7 +212,7 @@ static int wait_event(struct verbs_link *v, struct rdma_cm_id *id, enum rdma_cm_
                 return rc;
             rc = verbs_wait_any(v, v->events->fd, -1, end, err);
             if (rc)
-                return ff_error_context(err, "verbs: wait for %s", rdma_event_str(want));
+                return ff_error_pass(err, rc, "verbs: wait for %s", rdma_event_str(want));
             continue;
         }
         bool got = ev->event == want && ev->id == id && (!answer || copy_answer(ev, answer));

@@ -54,7 +54,7 @@ int verbs_use_device(struct verbs_link *v, struct rdma_cm_id *id, struct ff_erro
     rc = verbs_get_limits(&dev.orig_attr, &port, id->verbs->device->transport_type, &v->limits,
                           err);
     if (rc)
-        return ff_error_context(err, "device %s port %u", name, id->port_num);
+        return ff_error_pass(err, rc, "device %s port %u", name, id->port_num);
     verbs_get_odp(&dev.odp_caps, &v->limits);
     v->base.max_len_bytes = v->limits.max_len;
     v->base.max_mr_bytes = v->limits.max_mr_bytes;

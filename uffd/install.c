@@ -311,7 +311,7 @@ static int fill_alias(const struct ff_uffd_range *r, uint64_t offset, const void
         return 0;
     int rc = src && ff_uffd_ready(r, offset, len) ? 0 : ff_populate(to, len, err);
     if (rc) {
-        ff_error_context(err, "uffd: install at offset 0x%llx", (unsigned long long)offset);
+        ff_error_pass(err, rc, "uffd: install at offset 0x%llx", (unsigned long long)offset);
         return rc;
     }
     if (src)

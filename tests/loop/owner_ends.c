@@ -243,6 +243,7 @@ static void regions(void)
     r.fd = -1;
     r.len_bytes <<= 20;
     must(ff_source_add_region_of(s, &r, owner.pid, &err) == -EFAULT);
+    must(ff_source_add_region_of(s, &r, owner.pid, NULL) == -EFAULT); /* not -EIO: there is no text */
     r = region_of_image();
     must_ok(ff_source_add_region_of(s, &r, owner.pid, &err), err);
     must(ff_source_add_region_of(s, &r, owner.pid, &err) == -EEXIST);
