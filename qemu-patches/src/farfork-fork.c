@@ -503,13 +503,12 @@ static bool pause_and_freeze(struct export *e, struct fc_frozen *f,
         global_state_store();
     }
     ret = vm_stop(e->template ? RUN_STATE_PAUSED : RUN_STATE_SAVE_VM);
-    r->stop_ns = lap(&t);
     if (ret < 0) {
         error_setg_errno(errp, -ret, "cannot stop the guest");
-        ok = false;
-    } else {
-        ok = freeze(e, f, actions, r, &t, errp);
     }
+    ok = ret >= 0 && rp_settle_devices(errp);
+    r->stop_ns = lap(&t);
+    ok = ok && freeze(e, f, actions, r, &t, errp);
     if (!runstate_is_live(was)) {
         ;
     } else if (ok && e->template) {

@@ -7,6 +7,8 @@
  * there; for each virtqueue where its rings begin
  */
 #include "qemu/osdep.h"
+#include "block/aio.h"
+#include "block/block.h"
 #include "hw/boards.h"
 #include "hw/virtio/virtio-serial.h"
 #include "migration/global_state.h"
@@ -17,11 +19,16 @@
 #include "system/system.h"
 #include "qapi/error.h"
 #include "qemu/error-report.h"
+#include "qemu/main-loop.h"
 #include "farfork-fork.h"
 #include "migration/migration.h"
 #include "migration/qemu-file.h"
 #include "rdma-postcopy-ram.h"
 #include "migration/savevm.h"
+
+/* Longer than the requests that a guest has queued take on a disk that works, and shorter than
+ * guests wait for one */
+#define SETTLE_MS 5000
 
 RAMBlock *rp_block[RP_REGIONS_MAX];
 unsigned rp_n_blocks;
@@ -161,6 +168,30 @@ void rp_log_line(enum ff_level level, const char *line)
     } else {
         info_report("rdma-postcopy: %s", line);
     }
+}
+
+/*
+ * A device leaves to a bottom half what follows a request to a disk (pvscsi, AHCI), a packet (EHCI) or
+ * a notification of the guest (virtio-gpu): it writes guest memory and begins the next request.  What
+ * is still scheduled when devices are saved is no part of their state, and would write to memory that
+ * is an image by then.  Which bottom half is a device's cannot be told, so that all of the main loop
+ * run, those of nested loops and of the outermost one: no command of QMP is among them while one is
+ * executed.
+ */
+bool rp_settle_devices(Error **errp)
+{
+    int64_t end = qemu_clock_get_ms(QEMU_CLOCK_REALTIME) + SETTLE_MS;
+
+    do {
+        bdrv_drain_all();
+        if (!aio_bh_poll(qemu_get_aio_context()) &&
+            !aio_bh_poll(iohandler_get_aio_context())) {
+            return true;
+        }
+    } while (qemu_clock_get_ms(QEMU_CLOCK_REALTIME) < end);
+    error_setg(errp, "rdma-postcopy: devices of the stopped guest are still busy after %d ms: try "
+               "again when its disks and USB devices have less to do", SETTLE_MS);
+    return false;
 }
 
 bool rp_save_devices(void **state, size_t *len, Error **errp)

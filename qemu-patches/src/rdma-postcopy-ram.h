@@ -71,6 +71,12 @@ const char *rp_machine_config(void);
 void rp_first_touch(struct rp_first_touch *ft);
 void rp_log_line(enum ff_level level, const char *line);
 
+/*
+ * In the main thread, under the BQL, the guest paused, before its disks are given up or get overlays:
+ * devices finish what the guest has asked them for.  False: they do not come to an end
+ */
+bool rp_settle_devices(Error **errp);
+
 /* Under the BQL, the guest paused; *state is to be freed with g_free() */
 bool rp_save_devices(void **state, size_t *len, Error **errp);
 int rp_load_devices(const void *state, size_t len);

@@ -25,9 +25,6 @@
 #define LOG_ROUNDS 8
 #define LOG_LITTLE_PAGES 512
 
-/* Saving its devices may need a page that is not here */
-#define NO_LINK_HOME "rdma-postcopy: the link by which this guest came is broken: it goes back when there is another"
-
 static bool outgoing_prepare(MigrationState *s, Error **errp)
 {
     struct ff_error *err = ff_error_new();
@@ -88,72 +85,17 @@ static bool outgoing_precopy(Error **errp)
     return ok;
 }
 
-/* Under the BQL: stop the guest, give its disks up, save its devices */
-static bool outgoing_stop(MigrationState *s, struct rp_first_touch *ft,
-                          Error **errp)
-{
-    uint64_t pages;
-    int ret;
-
-    if (qatomic_read(&s->state) != MIGRATION_STATUS_ACTIVE) {
-        error_setg(errp, "rdma-postcopy: canceled");
-        return false;
-    }
-    if (rp_blocks_changed()) {
-        error_setg(errp, "rdma-postcopy: memory was plugged or unplugged "
-                   "since the migration began: start it again");
-        return false;
-    }
-    if (rp.returns && qatomic_read(&rp.in.recovers)) {
-        error_setg(errp, NO_LINK_HOME);
-        return false;
-    }
-    ret = migration_stop_vm(s, RUN_STATE_FINISH_MIGRATE);
-    if (ret < 0) {
-        error_setg_errno(errp, -ret, "rdma-postcopy: cannot stop the guest");
-        return false;
-    }
-    rp.frozen = true;
-    if (!migration_switchover_prepare(s)) { /* may let go of the BQL */
-        error_setg(errp, "rdma-postcopy: canceled");
-        return false;
-    }
-    if (rp_blocks_changed() || qemu_reset_requested_get() ||
-        qemu_shutdown_requested_get()) {
-        error_setg(errp, "rdma-postcopy: a reset, a shutdown or a change of "
-                   "memory came in between: start it again");
-        return false;
-    }
-    if (!rp_check_disks(errp)) { /* one that was started meanwhile */
-        return false;
-    }
-    if (!migration_block_inactivate()) {
-        error_setg(errp, "rdma-postcopy: cannot hand over the disks");
-        return false;
-    }
-    if (!rp_save_devices(&rp.state, &rp.state_len, errp)) {
-        return false;
-    }
-    rp_first_touch(ft);
-    /* the last of all: saving may write memory */
-    return !rp_is_logging() || rp_log_read(true, &pages, errp);
-}
-
 /* Up to the point of no return; *gone tells whether that was passed */
 static bool outgoing_switchover(MigrationState *s, bool *gone, Error **errp)
 {
     g_autofree struct rp_first_touch *ft = g_new0(struct rp_first_touch, 1);
     struct ff_error *err;
-    bool ok;
     int rc;
 
-    bql_lock();
-    ok = outgoing_stop(s, ft, errp);
-    if (!ok) {
+    if (!rp_stop_and_save(s, ft, errp)) {
+        bql_lock();
         rp.frozen = false; /* nothing was sent */
-    }
-    bql_unlock();
-    if (!ok) {
+        bql_unlock();
         g_clear_pointer(&rp.state, g_free);
         return false;
     }
@@ -479,7 +421,7 @@ static bool check_return(const struct ff_address *a, Error **errp)
         return false;
     }
     if (qatomic_read(&rp.in.recovers)) {
-        error_setg(errp, NO_LINK_HOME);
+        error_setg(errp, RP_NO_LINK_HOME);
         return false;
     }
     return rp_check_overlays(errp);

@@ -67,6 +67,12 @@ struct rp_state {
 
 extern struct rp_state rp;
 
+/* Source, its thread: the guest stops and its devices are saved; see rdma-postcopy-stop.c */
+bool rp_stop_and_save(MigrationState *s, struct rp_first_touch *ft, Error **errp);
+
+/* Saving the devices of a guest that goes back may need a page that is not here */
+#define RP_NO_LINK_HOME "rdma-postcopy: the link by which this guest came is broken: it goes back when there is another"
+
 /* Fill @errp from @err, which is freed */
 void rp_take_error(Error **errp, struct ff_error *err);
 

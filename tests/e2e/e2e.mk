@@ -16,6 +16,7 @@ E2E_TESTS := \
     tests/e2e/on_systemd.py:130 \
     tests/e2e/move_micro.py:200 \
     tests/e2e/move_bytes.py:200 \
+    tests/e2e/busy_devices.py:100 \
     tests/e2e/precopy.py:200 \
     tests/e2e/returns.py:320 \
     tests/e2e/move_linux.py:170 \
@@ -96,11 +97,11 @@ E2E_TESTS := \
 E2E_BESIDE := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,break_after_go resume dump quit one_runner \
     meanwhile keys farfork_move farfork_visit visit_guest visit_budget visit_stops visit_fallback move_fallback move_proxy proxy_move proxy_back proxy_after hold shut_down ssh \
     who_runs clone clone_states clone_disks fork_resume vmclone touched vmclone_fed fork_again multicast pool agent_safe fork_fails \
-    ordinary_user overlays unfinished guest_identity hosts evacuate slurm devices_stay)),$(E2E_TESTS))
+    ordinary_user overlays unfinished guest_identity hosts evacuate slurm devices_stay busy_devices)),$(E2E_TESTS))
 
 # Those that `make check-full` runs with QEMU's other versions as well: what stands on its own migration
 # code, and on how it starts and stops a guest
-E2E_OF_QEMU := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,move_micro precopy returns move_linux cancel \
+E2E_OF_QEMU := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,move_micro busy_devices precopy returns move_linux cancel \
     break_before_go break_after_go resume who_runs take_back shut_down hold dump quit unplug one_runner \
     refuse refuse_memory clone vmclone vmclone_fed fork_fails farfork_move secrets tls_creds sandbox clone_disks \
     stock)),$(E2E_TESTS))

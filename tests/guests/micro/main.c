@@ -24,6 +24,10 @@
  *   beat_ms=0      CPU 0 prints an empty line every so many ms, which readers skip: outside it
  *                  is seen that the guest runs, at next to no cost; 0: none
  *   tsc_khz=0      TSC rate; 0: CPUID or PIT
+ *   ring=0         an address below 1 MiB: the page there is a virtqueue's available ring, the next
+ *                  one its used ring; in the one after that is the address by which its device is
+ *                  notified, once there is one. CPU 0 asks again for buffer 0 whenever the device
+ *                  has nothing to do; 0: none
  */
 #include "micro.h"
 
@@ -60,6 +64,7 @@ static const struct number_option NUMBERS[] = {
     { "slot_ms", &machine.opt.slot_ms, 0, 10000 },
     { "beat_ms", &machine.opt.beat_ms, 0, 60000 },
     { "tsc_khz", &machine.opt.tsc_khz, 0, 100000000 },
+    { "ring", &machine.opt.ring, 0, 0xf0000 },
 };
 
 static const char *const MODES[] = { "random", "seq", "idle", "readonly", "chase", "zipf", NULL };

@@ -63,6 +63,7 @@ struct options {
     uint64_t slot_ms; /* of the time line; 0: none */
     uint64_t beat_ms; /* between two empty lines; 0: none */
     uint64_t tsc_khz; /* 0: find out */
+    uint64_t ring; /* a virtqueue to be kept busy; 0: none */
     enum mode mode;
     enum first first;
 };

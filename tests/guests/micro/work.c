@@ -111,6 +111,23 @@ static void maybe_beat(struct cpu *cpu, uint64_t now)
     cpu->next_beat = rdtsc() + period;
 }
 
+/* ring=: the second halfword of each ring counts what was asked for, and what was done */
+static void maybe_ask(const struct cpu *cpu)
+{
+    volatile uint16_t *available = (uint16_t *)(uintptr_t)machine.opt.ring;
+    volatile uint16_t *used = available + PAGE_BYTES / sizeof(*used);
+    uint64_t notify;
+
+    if (!machine.opt.ring || cpu->id) {
+        return;
+    }
+    notify = *(volatile uint64_t *)(used + PAGE_BYTES / sizeof(*used));
+    if (notify && available[1] == used[1]) {
+        available[1]++;
+        *(volatile uint16_t *)(uintptr_t)notify = 0;
+    }
+}
+
 static void account(struct cpu *cpu, uint64_t ns)
 {
     cpu->touches++;
@@ -237,5 +254,6 @@ void work(struct cpu *cpu)
         count_touch(cpu, now, ns);
         maybe_beat(cpu, now);
         maybe_report(cpu, now);
+        maybe_ask(cpu);
     }
 }
