@@ -32,6 +32,7 @@
 #include "error.h"
 #include "farfork-clone.h"
 #include "failpoint.h"
+#include "files.h"
 #include "log.h"
 #include "message.h"
 #include "policy.h"
@@ -136,12 +137,13 @@ static int receive_image_message(struct ff_child *c, struct ff_error *err)
     if (rc)
         return rc;
     c->done = m.complete;
-    void *p = mmap(NULL, m.state_bytes, PROT_READ, MAP_PRIVATE, m.fd[0], 0);
-    if (p == MAP_FAILED)
-        rc = ff_error_set(err, errno, "map the state: %s", strerror(errno));
-    else
-        c->state = p;
     c->state_bytes = m.state_bytes;
+    rc = ff_file_check_sealed(m.fd[0], m.state_bytes, "child", err);
+    void *p = rc ? MAP_FAILED : mmap(NULL, m.state_bytes, PROT_READ, MAP_PRIVATE, m.fd[0], 0);
+    if (p != MAP_FAILED)
+        c->state = p;
+    else if (!rc)
+        rc = ff_error_set(err, errno, "map the state: %s", strerror(errno));
     ff_clone_close(&m);
     return rc;
 }

@@ -97,12 +97,13 @@ static int recv_answer(int rc, int sock, enum ff_clone_type want, int timeout_ms
     if (rc && rc != -EPIPE && rc != -ECONNRESET)
         return rc;
     rc = ff_clone_expect(sock, cancel_fd, &m, timeout_ms, err);
-    if (!rc && m.type != want)
+    if (rc)
+        return rc;
+    if (m.type != want)
         rc = ff_error_set(err, EPROTO, "%s came instead of an answer", ff_clone_name(m.type));
-    if (!rc && session)
+    else if (session)
         memcpy(session, m.session, sizeof(m.session));
-    if (!rc)
-        ff_clone_close(&m);
+    ff_clone_close(&m);
     return rc;
 }
 

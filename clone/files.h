@@ -12,6 +12,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct ff_error;
+
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
@@ -27,6 +29,10 @@ int ff_file_write(int fd, const void *data, size_t len, uint64_t at);
 /* No seal can be added, or taken away, after it. -EINVAL: before Linux 5.1 there is no
  * FUTURE_WRITE */
 int ff_file_seal(int fd, int seals);
+
+/* May @fd, with what @who has got by its socket, be read where it is? 0, or -EPROTO: others may change
+ * it, or it is shorter than @len_bytes */
+int ff_file_check_sealed(int fd, uint64_t len_bytes, const char *who, struct ff_error *err);
 
 /* A file with @data that nobody can change: a descriptor, or -errno */
 int ff_file_sealed(const char *name, const void *data, size_t len);

@@ -214,21 +214,16 @@ void ff_agent_drop_memory(struct ff_agent *a)
 int ff_agent_take_whole(struct ff_agent *a, const struct ff_hello *table, int state_fd,
                       uint64_t state_bytes, struct ff_error *err)
 {
-    struct stat st;
-    int rc = 0;
+    int rc;
 
     if (a->adopted || a->status != FF_IMAGE_AWAITED || atomic_load(&a->cancelled))
         return ff_error_set(err, EBUSY, "agent: it has an image already, or takes none any more");
     rc = check_total(a, table, err);
     if (rc)
         return rc;
-    int seals = fcntl(state_fd, F_GET_SEALS);
-    if (seals < 0 || (seals & FF_SEALS_WHOLE) != FF_SEALS_WHOLE)
-        return ff_error_set(err, EPROTO, "agent: the state that came by the socket is not sealed");
-    if (fstat(state_fd, &st) || !S_ISREG(st.st_mode) || (uint64_t)st.st_size < state_bytes)
-        return ff_error_set(err, EPROTO,
-                            "agent: the state that came by the socket is no file of %llu bytes",
-                            (unsigned long long)state_bytes);
+    rc = ff_file_check_sealed(state_fd, state_bytes, "agent", err);
+    if (rc)
+        return rc;
     for (unsigned i = 0; i < table->n_regions && !rc; i++) {
         const struct ff_wire_region *r = &table->regions[i];
         struct ff_lent *l = find_lent(a, r->name);

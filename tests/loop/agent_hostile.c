@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * agent_hostile.c - children and sources that mean harm: to the image, to other children
+ * agent_hostile.c - children, sources and agents that mean harm: to the image, to other children
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -12,6 +12,7 @@
 
 #include "image.h"
 #include "cleanup.h"
+#include "files.h"
 #include "stranger.h"
 
 static void setup(void)
@@ -282,6 +283,99 @@ static void passed_nonsense(void)
     family_must_succeed(f);
 }
 
+/* --- an agent that is none --- */
+
+struct impostor {
+    int listener;
+    const struct ff_clone_msg *says;
+    atomic_bool heard;
+};
+
+static void *answer_first(void *arg)
+{
+    struct impostor *im = arg;
+    FF_AUTO_CLOSE int sock = accept(im->listener, NULL, NULL);
+    struct ff_error err;
+
+    must(sock >= 0);
+    must_ok(ff_clone_send(sock, im->says, &err), err);
+    must(wait_flag(&im->heard, 10000));
+    return NULL;
+}
+
+static unsigned open_files(void)
+{
+    unsigned n = 0;
+
+    for (int fd = 0; fd < 1024; fd++)
+        n += fcntl(fd, F_GETFD) >= 0;
+    return n;
+}
+
+/* How a source's hand-over, or a child's attach, ends when @m is what it hears first */
+static int hear(const struct ff_clone_msg *m, bool is_child, struct ff_error *err)
+{
+    char dir[] = "/tmp/farfork-loop-XXXXXX", path[64];
+    struct ff_address *to;
+    struct ff_source *s;
+    struct ff_child *c;
+    pthread_t thread;
+    struct area a;
+
+    must(loop_mkdtemp(dir));
+    snprintf(path, sizeof(path), "%s/agent", dir);
+    struct impostor im = {.listener = ff_clone_listen(path, err), .says = m};
+    must(im.listener >= 0 && !pthread_create(&thread, NULL, answer_first, &im));
+    area_new(&a, MEM_MEMFD, 16 * CELL);
+    struct ff_region region = {.name = "x", .host = a.host, .len_bytes = a.len_bytes, .psize = CELL,
+                               .fd = is_child ? -1 : a.fd, .zero_fill = true};
+    must_ok(ff_address_parse("unix", &to, err), *err);
+    must_ok(ff_source_new(to, &s, err), *err);
+    must_ok(ff_source_add_region(s, &region, err), *err);
+    must_ok(ff_child_new(path, 0, &c, err), *err);
+    must_ok(ff_child_add_region(c, &region, err), *err);
+    int rc = is_child ? ff_child_attach(c, "test", err)
+                      : ff_source_hand_over(s, path, "test", "state", 5, err);
+    atomic_store(&im.heard, true);
+    pthread_join(thread, NULL);
+    ff_child_free(c);
+    ff_source_free(s);
+    ff_address_free(to);
+    close(a.fd);
+    close(im.listener);
+    must(!unlink(path) && !rmdir(dir));
+    return rc;
+}
+
+/* What came with the wrong message is closed */
+static void unexpected_files(void)
+{
+    struct ff_clone_msg m = {.type = FF_CLONE_LINK, .n_fds = FF_TCP_SOCKETS};
+    unsigned had = open_files();
+    struct ff_error err;
+
+    for (unsigned i = 0; i < FF_TCP_SOCKETS; i++)
+        m.fd[i] = STDERR_FILENO;
+    must(hear(&m, false, &err) == -EPROTO && strstr(err.text, "LINK came instead of an answer"));
+    if (open_files() != had)
+        loop_fail(__FILE__, __LINE__, "%u descriptors, had %u", open_files(), had);
+}
+
+/* A child reads its devices' state where it is: nobody may change or cut it meanwhile */
+static void unsealed_state(void)
+{
+    struct ff_clone_msg m = {.type = FF_CLONE_IMAGE, .state_bytes = 8192, .n_fds = 1};
+    struct ff_error err;
+
+    m.fd[0] = ff_file_new("state", m.state_bytes, 0);
+    must(m.fd[0] >= 0);
+    must(hear(&m, true, &err) == -EPROTO && strstr(err.text, "is not sealed"));
+    must(!ff_file_seal(m.fd[0], FF_SEALS_WHOLE));
+    m.state_bytes++;
+    must(hear(&m, true, &err) == -EPROTO && strstr(err.text, "no file of 8193 bytes"));
+    close(m.fd[0]);
+}
+
 int main(int argc, char **argv)
 {
     static const struct loop_test tests[] = {
@@ -291,6 +385,8 @@ int main(int argc, char **argv)
         {"just large enough", just_large_enough, 0},
         {"one source, no port", one_source, 0},
         {"no link", passed_nonsense, 0},
+        {"descriptors with the wrong message", unexpected_files, 0},
+        {"a state that is not sealed", unsealed_state, 0},
     };
     return loop_main(argc, argv, setup, tests, FF_ARRAY_LEN(tests));
 }
