@@ -650,6 +650,14 @@ int ff_dest_give_up(struct ff_dest *d);
  * Threads: any. What is here stays; what is not may have come since.
  */
 bool ff_dest_is_present(const struct ff_dest *d, unsigned region, uint64_t offset, uint64_t *len);
+
+/**
+ * ff_dest_missing_bytes() - how much of the region that was added as the @region-th is not here
+ *
+ * Cost:    a counter
+ * Threads: any. While pages come it may be some pages behind or ahead.
+ */
+uint64_t ff_dest_missing_bytes(const struct ff_dest *d, unsigned region);
 void ff_dest_stats(struct ff_dest *d, struct ff_stats *out);
 void ff_dest_stages(struct ff_dest *d, struct ff_stage_time out[FF_STAGES]);
 const char *ff_dest_link(struct ff_dest *d);

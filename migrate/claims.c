@@ -29,7 +29,7 @@ int ff_claims_init(struct ff_claims *c, uint64_t n_pages)
         return -errno;
     c->state = p;
     c->n_pages = n_pages;
-    atomic_init(&c->present, 0);
+    atomic_init(&c->here, 0);
     atomic_init(&c->sealed, false);
     return 0;
 }
@@ -50,7 +50,10 @@ bool ff_claim_take(struct ff_claims *c, uint64_t page)
 bool ff_claim_touch(struct ff_claims *c, uint64_t page)
 {
     uint8_t want = FF_CLAIM_HOLE;
-    return atomic_compare_exchange_strong(&c->state[page], &want, FF_CLAIM_INFLIGHT);
+    if (!atomic_compare_exchange_strong(&c->state[page], &want, FF_CLAIM_INFLIGHT))
+        return false;
+    atomic_fetch_sub_explicit(&c->here, 1, memory_order_relaxed);
+    return true;
 }
 
 static void end_claim(struct ff_claims *c, uint64_t page, enum ff_claim as)
@@ -67,29 +70,30 @@ static void end_claim(struct ff_claims *c, uint64_t page, enum ff_claim as)
 void ff_claim_done(struct ff_claims *c, uint64_t page)
 {
     end_claim(c, page, FF_CLAIM_PRESENT);
-    atomic_fetch_add_explicit(&c->present, 1, memory_order_release);
+    atomic_fetch_add_explicit(&c->here, 1, memory_order_relaxed);
 }
 
 void ff_claim_poisoned(struct ff_claims *c, uint64_t page)
 {
     end_claim(c, page, FF_CLAIM_POISONED);
-    atomic_fetch_add_explicit(&c->present, 1, memory_order_release);
 }
 
 void ff_claim_hole(struct ff_claims *c, uint64_t page)
 {
     end_claim(c, page, FF_CLAIM_HOLE);
+    atomic_fetch_add_explicit(&c->here, 1, memory_order_relaxed);
 }
 
 void ff_claims_present(struct ff_claims *c)
 {
     memset((void *)c->state, FF_CLAIM_PRESENT, c->n_pages);
-    atomic_store(&c->present, c->n_pages);
+    atomic_store(&c->here, (int64_t)c->n_pages);
 }
 
 void ff_claims_holes(struct ff_claims *c)
 {
     memset((void *)c->state, FF_CLAIM_HOLE, c->n_pages);
+    atomic_store(&c->here, (int64_t)c->n_pages);
 }
 
 static void must_not_be_sealed(const struct ff_claims *c, uint64_t page)
@@ -117,12 +121,11 @@ bool ff_claim_forget(struct ff_claims *c, uint64_t page)
     uint8_t want = FF_CLAIM_PRESENT, hole = FF_CLAIM_HOLE;
 
     must_not_be_sealed(c, page);
-    if (atomic_compare_exchange_strong(&c->state[page], &hole, FF_CLAIM_MISSING))
-        return true;
-    if (!atomic_compare_exchange_strong_explicit(&c->state[page], &want, FF_CLAIM_MISSING,
+    if (!atomic_compare_exchange_strong(&c->state[page], &hole, FF_CLAIM_MISSING) &&
+        !atomic_compare_exchange_strong_explicit(&c->state[page], &want, FF_CLAIM_MISSING,
                                                  memory_order_acq_rel, memory_order_acquire))
         return false;
-    atomic_fetch_sub_explicit(&c->present, 1, memory_order_relaxed);
+    atomic_fetch_sub_explicit(&c->here, 1, memory_order_relaxed);
     return true;
 }
 
@@ -134,6 +137,13 @@ void ff_claims_seal(struct ff_claims *c)
 enum ff_claim ff_claim_get(const struct ff_claims *c, uint64_t page)
 {
     return atomic_load(&c->state[page]);
+}
+
+uint64_t ff_claims_here(const struct ff_claims *c)
+{
+    int64_t here = atomic_load(&c->here);
+
+    return here < 0 ? 0 : FF_MIN((uint64_t)here, c->n_pages);
 }
 
 const char *ff_claim_name(enum ff_claim claim)

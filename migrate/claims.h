@@ -28,8 +28,8 @@
  *                 move aborts: going on would mean two installs of one page, or none.
  *                 A third: ff_claim_leave(), INFLIGHT -> MISSING, by an agent's fault thread whose link
  *                 is away. It reads into slots of its own: what comes late is installed by nobody.
- *              2. present == number of PRESENT and POISONED pages, counted after the page is
- *                 visible.
+ *              2. here == number of PRESENT pages and HOLEs, when nobody changes one: a moment before
+ *                 or after its claim changes. ff_claims_here() is what can be told meanwhile.
  * Threads      any. Who sees PRESENT sees the installed page. take(), done() and get() are
  *              sequentially consistent: who first says that it waits (in another variable)
  *              and then does not see PRESENT is seen by who calls done() and then looks for
@@ -49,7 +49,7 @@ enum ff_claim { FF_CLAIM_MISSING, FF_CLAIM_INFLIGHT, FF_CLAIM_PRESENT, FF_CLAIM_
 struct ff_claims {
     _Atomic uint8_t *state;
     uint64_t n_pages;
-    _Atomic uint64_t present;
+    _Atomic int64_t here;
     _Atomic bool sealed;
 };
 
@@ -86,6 +86,7 @@ void ff_claims_holes(struct ff_claims *c);
 bool ff_claim_forget(struct ff_claims *c, uint64_t page);
 void ff_claims_seal(struct ff_claims *c); /* from here on ff_claim_forget() aborts */
 enum ff_claim ff_claim_get(const struct ff_claims *c, uint64_t page);
+uint64_t ff_claims_here(const struct ff_claims *c); /* so many pages can be read */
 const char *ff_claim_name(enum ff_claim claim);
 
 #endif

@@ -48,6 +48,14 @@ bool ff_dest_is_present(const struct ff_dest *d, unsigned region, uint64_t offse
     return how_far(d, region, offset, len, has_page);
 }
 
+uint64_t ff_dest_missing_bytes(const struct ff_dest *d, unsigned region)
+{
+    const struct ff_region *r = &d->regions.r[region];
+
+    return r->len_bytes - (d->pager_used ? ff_claims_here(&d->pager.region[region].claims) * r->psize
+                                         : 0);
+}
+
 bool ff_dest_is_touched(const struct ff_dest *d, unsigned region, uint64_t offset, uint64_t *len)
 {
     return how_far(d, region, offset, len, may_be_touched);

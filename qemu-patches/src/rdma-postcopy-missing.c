@@ -34,18 +34,6 @@
 /* Under the BQL */
 static bool dumps, cpus_held;
 
-static uint64_t missing_bytes(unsigned i)
-{
-    uint64_t end = rp_region(i).len_bytes, missing = 0, len;
-
-    for (uint64_t at = 0; at < end; at += len) {
-        if (!ff_dest_is_present(rp.dest, i, at, &len)) {
-            missing += len;
-        }
-    }
-    return missing;
-}
-
 char *rp_missing_text(void)
 {
     g_autoptr(GString) s = g_string_new(NULL);
@@ -53,7 +41,7 @@ char *rp_missing_text(void)
 
     for (unsigned i = 0; i < rp_n_blocks; i++) {
         struct ff_region r = rp_region(i);
-        uint64_t n = missing_bytes(i) / r.psize;
+        uint64_t n = ff_dest_missing_bytes(rp.dest, i) / r.psize;
 
         if (n) {
             g_string_append_printf(s, "%s%s %" PRIu64 " of %" PRIu64, pages ? ", " : "", r.name, n,
@@ -71,7 +59,7 @@ RdmaPostcopyMissingList *rp_missing_list(void)
 
     for (unsigned i = rp_n_blocks; i-- > 0;) {
         struct ff_region r = rp_region(i);
-        uint64_t n = missing_bytes(i) / r.psize;
+        uint64_t n = ff_dest_missing_bytes(rp.dest, i) / r.psize;
         RdmaPostcopyMissing *m;
 
         if (!n) {

@@ -246,11 +246,13 @@ static void count(struct move *m, enum stage stage)
     for (unsigned i = 0; i < 2 && (stage == D_START || stage == D_END); i++) {
         bool here = ff_dest_is_present(m->dest, i, CELL, &len);
         must(here == (stage == D_END) && len == m->area[1 - i].len_bytes - CELL);
+        must(ff_dest_missing_bytes(m->dest, i) == (here ? 0 : m->area[1 - i].len_bytes));
     }
     if (stage == D_RUNNING) { /* what was touched first, and nothing else: nobody fetches yet */
         must(ff_dest_is_present(m->dest, 1, 3 * CELL, &len) && len == CELL);
         must(!ff_dest_is_present(m->dest, 1, 0, &len) && len == 3 * CELL);
         must(!ff_dest_is_present(m->dest, 1, 4 * CELL, &len));
+        must(ff_dest_missing_bytes(m->dest, 1) == m->area[0].len_bytes - CELL);
     }
 }
 

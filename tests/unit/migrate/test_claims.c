@@ -23,10 +23,10 @@ static void test_legal_moves(void **state)
     assert_int_equal(ff_claim_get(&c, 1), FF_CLAIM_INFLIGHT);
     assert_false(ff_claim_take(&c, 1)); /* INFLIGHT has an owner */
     assert_int_equal(ff_claim_get(&c, 1), FF_CLAIM_INFLIGHT);
-    assert_int_equal(c.present, 0);
+    assert_int_equal(ff_claims_here(&c), 0);
     ff_claim_done(&c, 1);
     assert_int_equal(ff_claim_get(&c, 1), FF_CLAIM_PRESENT);
-    assert_int_equal(c.present, 1);
+    assert_int_equal(ff_claims_here(&c), 1);
     assert_false(ff_claim_take(&c, 1)); /* PRESENT stays, but for ff_claim_forget() */
     assert_int_equal(ff_claim_get(&c, 1), FF_CLAIM_PRESENT);
     /* the neighbours felt nothing */
@@ -47,14 +47,29 @@ static void test_hole(void **state)
     assert_false(ff_claim_touch(&c, 0));
     ff_claim_hole(&c, 0);
     assert_int_equal(ff_claim_get(&c, 0), FF_CLAIM_HOLE);
-    assert_int_equal(c.present, 0); /* nothing was installed */
+    assert_int_equal(ff_claims_here(&c), 1); /* it reads as zeros, and is waited for by nobody */
     assert_false(ff_claim_take(&c, 0));
     assert_true(ff_claim_touch(&c, 0));
+    assert_int_equal(ff_claims_here(&c), 0);
     assert_false(ff_claim_touch(&c, 0)); /* one installs it */
     ff_claim_done(&c, 0);
     assert_int_equal(ff_claim_get(&c, 0), FF_CLAIM_PRESENT);
     assert_false(ff_claim_touch(&c, 0));
     assert_int_equal(ff_claim_get(&c, 1), FF_CLAIM_MISSING);
+    ff_claims_free(&c);
+}
+
+static void test_from_the_start(void **state)
+{
+    struct ff_claims c;
+    (void)state;
+
+    assert_int_equal(ff_claims_init(&c, 7), 0);
+    assert_int_equal(ff_claims_here(&c), 0);
+    ff_claims_holes(&c);
+    assert_int_equal(ff_claims_here(&c), 7);
+    ff_claims_present(&c);
+    assert_int_equal(ff_claims_here(&c), 7);
     ff_claims_free(&c);
 }
 
@@ -68,7 +83,7 @@ static void test_poisoned(void **state)
     assert_true(ff_claim_take(&c, 0));
     ff_claim_poisoned(&c, 0);
     assert_int_equal(ff_claim_get(&c, 0), FF_CLAIM_POISONED);
-    assert_int_equal(c.present, 1);
+    assert_int_equal(ff_claims_here(&c), 0); /* nor ever will be */
     assert_false(ff_claim_take(&c, 0) || ff_claim_touch(&c, 0));
     ff_claims_free(&c);
 }
@@ -89,17 +104,18 @@ static void test_forget(void **state)
     assert_true(ff_claim_forget(&c, 2));
     assert_int_equal(ff_claim_get(&c, 2), FF_CLAIM_MISSING);
     assert_false(ff_claim_forget(&c, 2));
-    assert_int_equal(c.present, 1);
+    assert_int_equal(ff_claims_here(&c), 1);
     ff_claim_hole(&c, 1);
+    assert_int_equal(ff_claims_here(&c), 2);
     assert_true(ff_claim_forget(&c, 1)); /* a hole as well */
-    assert_int_equal(c.present, 1);
+    assert_int_equal(ff_claims_here(&c), 1);
     assert_true(ff_claim_take(&c, 1));
     /* from here on as if it had never been there */
     ff_claims_seal(&c);
     assert_true(ff_claim_take(&c, 2));
     ff_claim_done(&c, 2);
     ff_claim_done(&c, 1);
-    assert_int_equal(c.present, 3);
+    assert_int_equal(ff_claims_here(&c), 3);
     ff_claims_free(&c);
 }
 
@@ -112,10 +128,10 @@ static void test_give_back(void **state)
     assert_true(ff_claim_take(&c, 1));
     ff_claim_give_back(&c, 1);
     assert_int_equal(ff_claim_get(&c, 1), FF_CLAIM_MISSING);
-    assert_int_equal(c.present, 0);
+    assert_int_equal(ff_claims_here(&c), 0);
     assert_true(ff_claim_take(&c, 1)); /* anyone's, as before */
     ff_claim_done(&c, 1);
-    assert_int_equal(c.present, 1);
+    assert_int_equal(ff_claims_here(&c), 1);
     ff_claims_free(&c);
 }
 
@@ -132,7 +148,7 @@ static void test_leave(void **state)
     assert_int_equal(ff_claim_get(&c, 1), FF_CLAIM_MISSING);
     assert_true(ff_claim_take(&c, 1) && !ff_claim_take(&c, 1));
     ff_claim_done(&c, 1);
-    assert_int_equal(c.present, 1);
+    assert_int_equal(ff_claims_here(&c), 1);
     ff_claims_free(&c);
 }
 
@@ -303,7 +319,7 @@ static void test_race(void **state)
         assert_int_equal(takes, 1);
         assert_int_equal(ff_claim_get(&c, page), FF_CLAIM_PRESENT);
     }
-    assert_int_equal(c.present, RACED);
+    assert_int_equal(ff_claims_here(&c), RACED);
     for (unsigned i = 0; i < RACERS; i++)
         free(racer[i].mine);
     pthread_barrier_destroy(&start);
@@ -313,6 +329,7 @@ static void test_race(void **state)
 
 UNIT_MAIN(cmocka_unit_test(test_legal_moves), cmocka_unit_test(test_illegal_moves_abort),
           cmocka_unit_test(test_names), cmocka_unit_test(test_hole),
+          cmocka_unit_test(test_from_the_start),
           cmocka_unit_test(test_poisoned), cmocka_unit_test(test_forget),
           cmocka_unit_test(test_give_back),
           cmocka_unit_test(test_leave),
