@@ -89,8 +89,8 @@ static bool read_key(struct section *s, const char *line)
     return true;
 }
 
-/* False: not all of it is understood */
-static bool read_sections(FILE *f, struct strv *out)
+/* False: not all of it is understood. @some: what is not is left out */
+static bool read_sections(FILE *f, bool some, struct strv *out)
 {
     char line[LINE_MAX_BYTES];
     struct section s = {.group = ""};
@@ -102,8 +102,13 @@ static bool read_sections(FILE *f, struct strv *out)
         if (line[0] == '[') {
             end_section(&s, out);
             ok = read_head(&s, line);
+            if (!ok && some) {
+                free(s.text);
+                s = (struct section){.group = ""};
+                ok = true;
+            }
         } else {
-            ok = read_key(&s, line);
+            ok = read_key(&s, line) || some;
         }
     }
     if (ok)
@@ -126,26 +131,26 @@ static bool is_younger(FILE *f, double age_s)
 }
 
 /* The options that it stands for; false: they cannot be told */
-static bool read_config(const char *path, const char *cwd, double age_s, struct strv *out)
+static bool read_config(const char *path, const char *cwd, double age_s, bool some, struct strv *out)
 {
     FF_AUTO_FREE char *absolute = xprintf("%s%s%s", *path == '/' || !cwd ? "" : cwd,
                                           *path == '/' || !cwd ? "" : "/", path);
     FILE *f = identity_is_config(path) ? NULL : fopen(absolute, "re");
-    bool ok = f && !is_younger(f, age_s) && read_sections(f, out);
+    bool ok = f && (some || !is_younger(f, age_s)) && read_sections(f, some, out);
 
     if (f)
         fclose(f);
     return ok;
 }
 
-void config_file_expand(struct strv *argv, const char *cwd, double age_s)
+static void expand(struct strv *argv, const char *cwd, double age_s, bool some)
 {
     struct strv out = {0};
 
     for (size_t i = 0; i < argv->n; i++) {
         struct strv options = {0};
         bool is = i + 1 < argv->n && qemu_option_is(argv->v[i], "readconfig");
-        if (is && read_config(argv->v[i + 1], cwd, age_s, &options)) {
+        if (is && read_config(argv->v[i + 1], cwd, age_s, some, &options)) {
             for (size_t k = 0; k < options.n; k++)
                 strv_add(&out, "%s", options.v[k]);
             i++;
@@ -156,4 +161,14 @@ void config_file_expand(struct strv *argv, const char *cwd, double age_s)
     }
     strv_free(argv);
     *argv = out;
+}
+
+void config_file_expand(struct strv *argv, const char *cwd, double age_s)
+{
+    expand(argv, cwd, age_s, false);
+}
+
+void config_file_look(struct strv *argv, const char *cwd)
+{
+    expand(argv, cwd, 0, true);
 }

@@ -18,4 +18,8 @@
  */
 void config_file_expand(struct strv *argv, const char *cwd, double age_s);
 
+/* The same for who looks for an option that he then tries: of a file of any age, without the sections that
+ * are no option of the same name */
+void config_file_look(struct strv *argv, const char *cwd);
+
 #endif

@@ -7,7 +7,7 @@
  *
  * Purpose      the QEMUs of this host that are this user's alone; those of others are listed, and no
  *              more: any file may be called as a QEMU is. Of each the QMP sockets that its command line
- *              names, until one answers.
+ *              and its -readconfig name, until one answers.
  * Limits       MONITORS_MAX sockets of QMP_LIMIT_MS each.
  */
 #include <stdlib.h>
@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "autojson.h"
+#include "config_file.h"
 #include "evacuate_private.h"
 #include "host_facts.h"
 #include "process_argv.h"
@@ -97,6 +98,8 @@ static bool find_monitor(struct guest *g)
 
     if (process_argv(g->pid, &words, &why))
         return false;
+    FF_AUTO_FREE char *cwd = absolute(g->pid, ".");
+    config_file_look(&words, cwd);
     for (size_t i = 1, tried = 0; i + 1 < words.n && !g->qmp && tried < MONITORS_MAX; i++) {
         FF_AUTO_FREE char *path = monitor_path(&words, i);
         FF_AUTO_FREE char *whole = path ? absolute(g->pid, path) : NULL;

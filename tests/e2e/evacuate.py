@@ -43,7 +43,7 @@ class Evacuation:
 
 
 @contextlib.contextmanager
-def guests(t, accel, *sizes):
+def guests(t, accel, *sizes, extra=()):
     """So many, each of so many MiB, all at work."""
     with contextlib.ExitStack() as stack:
         made = []
@@ -53,7 +53,7 @@ def guests(t, accel, *sizes):
             os.makedirs(folder)
             own = type('Work', (), {'work': folder})
             g = stack.enter_context(Parent(own, accel, mem_mib=mib, memory='memfd',
-                                           extra=('-name', f'guest=vm{i}')))
+                                           extra=('-name', f'guest=vm{i}', *extra)))
             g.start_load()
             g.work_of = own
             made.append(g)
@@ -183,10 +183,26 @@ def stands_still(t, accel):
 
 
 def no_monitor(t, accel):
-    """Its sockets have clients: it stays, and it is said what to do."""
-    with guests(t, accel, 32) as vms, contextlib.ExitStack() as stack:
-        other = stack.enter_context(socket.socket(socket.AF_UNIX))
+    """Its sockets have clients: it stays, and it is said what to do. One of them stands in a file."""
+    third, config = (os.path.join(t.work, name) for name in ('third.qmp', 'third.cfg'))
+    common.write_file(config, f'''[rtc]
+  base = "utc"
+[chardev "third"]
+  backend = "socket"
+  path = "{third}"
+  server = "on"
+  wait = "off"
+[mon "third"]
+  chardev = "third"
+  mode = "control"
+''')
+    with guests(t, accel, 32, extra=('-readconfig', config)) as vms, contextlib.ExitStack() as stack:
+        other, last = (stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(2))
         other.connect(vms[0].second)
+        rows, _ = Evacuation(t, '--dry-run', HOSTS[0]).end(0)
+        if rows[vms[0].pid]['state'] != 'planned':
+            raise Failed(f'its monitor in {config}: {rows}')
+        last.connect(third)
         rows, _ = Evacuation(t, HOSTS[0]).end(1)
         if 'no QMP socket of it answers' not in rows[vms[0].pid]['error'] or status(vms[0]) != 'running':
             raise Failed(f'{rows}')

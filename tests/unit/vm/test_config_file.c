@@ -11,6 +11,8 @@
 
 static char path[32];
 
+#define LOOK 1e9 /* config_file_look() */
+
 /* The words after -M q35 -readconfig FILE -boot d of a process of that age, in one string */
 static char *expanded(const char *text, double age_s)
 {
@@ -24,7 +26,10 @@ static char *expanded(const char *text, double age_s)
     const char *const words[] = {"qemu", "-M", "q35", "-readconfig", path, "-boot", "d"};
     for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
         strv_add(&argv, "%s", words[i]);
-    config_file_expand(&argv, "/", age_s);
+    if (age_s >= LOOK)
+        config_file_look(&argv, "/");
+    else
+        config_file_expand(&argv, "/", age_s);
     for (size_t i = 1; i < argv.n; i++) {
         char *more = xprintf("%s%s%s", line, i > 1 ? " " : "", argv.v[i]);
         free(line);
@@ -81,6 +86,21 @@ static void test_changed(void **state)
     assert_left("[device]\n driver = \"x\"\n", 60);
 }
 
+/* A monitor is found, whatever else stands there and however old it is */
+static void test_look(void **state)
+{
+    static const char text[] = "[machine]\n type = \"q35\"\n[chardev \"c\"]\n backend = \"socket\"\n"
+                               " path = \"/run/m\"\n server = \"on\"\n[smp-opts]\n cpus = \"2\"\n"
+                               "[mon \"m\"]\n chardev = \"c\"\n mode = \"control\"\n nonsense\n"
+                               "[memory \"x\"]\n size = \"1G\"\n";
+    FF_AUTO_FREE char *got = expanded(text, LOOK);
+    (void)state;
+
+    assert_string_equal(got, "-M q35 -chardev id=c,backend=socket,path=/run/m,server=on "
+                             "-mon id=m,chardev=c,mode=control -boot d");
+    assert_left(text, -1);
+}
+
 static int make_file(void **state)
 {
     (void)state;
@@ -98,4 +118,5 @@ static int remove_file(void **state)
 
 UNIT_MAIN(cmocka_unit_test_setup_teardown(test_sections, make_file, remove_file),
           cmocka_unit_test_setup_teardown(test_left, make_file, remove_file),
-          cmocka_unit_test_setup_teardown(test_changed, make_file, remove_file))
+          cmocka_unit_test_setup_teardown(test_changed, make_file, remove_file),
+          cmocka_unit_test_setup_teardown(test_look, make_file, remove_file))
