@@ -224,9 +224,11 @@ char *session_link_options(const struct session *s, const struct host *h);
 int session_lend_key(const struct session *s, struct ff_error *why);
 void session_take_key(const struct session *s);
 
-/* session_host.c: an agent on a host: start it through the launcher, talk to it, end it */
-/* The address of @name, which an address of a link may have, to be freed. @remedy: how to name one */
+/* session_address.c: the address of @name that an address of a link may have, to be freed; of several
+ * the first that answers, which may take 1.5 s. @remedy: how to name one */
 int host_numeric(const char *name, const char *remedy, char **out, struct ff_error *why);
+
+/* session_host.c: an agent on a host: start it through the launcher, talk to it, end it */
 int host_resolve(struct host *h, struct ff_error *why);
 int host_launch(struct session *s, struct host *h, struct ff_error *why);
 /* session_send.c. Never waits: what its pipe does not take, session_turn() writes; one that reads nothing for 10 s hears no more.

@@ -11,9 +11,7 @@
  * Failure      the end of the launcher is the end of the agent, or of the way to it: the host has
  *              failed, with the last line of the complaints, unless it was let go.
  */
-#include <arpa/inet.h>
 #include <errno.h>
-#include <netdb.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -24,22 +22,6 @@
 #include "session.h"
 
 #define WRITE_LIMIT_MS 10000
-
-int host_numeric(const char *name, const char *remedy, char **out, struct ff_error *why)
-{
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *list;
-    char text[NI_MAXHOST];
-    int rc = getaddrinfo(name, NULL, &hints, &list);
-
-    if (rc)
-        return ff_error_set(why, EHOSTUNREACH, "no address for \"%s\": %s; name one: %s", name,
-                            gai_strerror(rc), remedy);
-    rc = getnameinfo(list->ai_addr, list->ai_addrlen, text, sizeof(text), NULL, 0, NI_NUMERICHOST);
-    if (!rc)
-        *out = xprintf(list->ai_family == AF_INET6 ? "[%s]" : "%s", text);
-    freeaddrinfo(list);
-    return rc ? ff_error_set(why, EHOSTUNREACH, "no address for \"%s\"", name) : 0;
-}
 
 int host_resolve(struct host *h, struct ff_error *why)
 {
