@@ -143,7 +143,7 @@ static bool read_config(const char *path, const char *cwd, double age_s, bool so
     return ok;
 }
 
-static void expand(struct strv *argv, const char *cwd, double age_s, bool some)
+static void expand_files(struct strv *argv, const char *cwd, double age_s, bool some)
 {
     struct strv out = {0};
 
@@ -165,10 +165,10 @@ static void expand(struct strv *argv, const char *cwd, double age_s, bool some)
 
 void config_file_expand(struct strv *argv, const char *cwd, double age_s)
 {
-    expand(argv, cwd, age_s, false);
+    expand_files(argv, cwd, age_s, false);
 }
 
 void config_file_look(struct strv *argv, const char *cwd)
 {
-    expand(argv, cwd, 0, true);
+    expand_files(argv, cwd, 0, true);
 }

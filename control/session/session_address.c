@@ -61,7 +61,7 @@ static enum answer ask_port(const struct addrinfo *a, uint16_t port, int *fd)
     return is;
 }
 
-static void hear(struct pollfd *p, enum answer *is)
+static void hear_answer(struct pollfd *p, enum answer *is)
 {
     int code = 0;
     socklen_t len = sizeof(code);
@@ -75,7 +75,7 @@ static void hear(struct pollfd *p, enum answer *is)
 }
 
 /* The first one that is pending or answers: is nothing left to wait for? */
-static bool is_decided(const struct pollfd *p, const enum answer *is, size_t n)
+static bool answers_decide(const struct pollfd *p, const enum answer *is, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         if (is[i] == ANSWERS)
@@ -92,19 +92,19 @@ static void wait_for_answers(struct pollfd *p, enum answer *is, size_t n)
     uint64_t end = ff_now_ms() + ASK_LIMIT_MS, now;
     bool heard = false;
 
-    while (!is_decided(p, is, n) && (now = ff_now_ms()) < end) {
+    while (!answers_decide(p, is, n) && (now = ff_now_ms()) < end) {
         if (poll(p, n * N_PORTS, (int)(end - now)) < 0 && errno != EINTR)
             return;
         for (size_t i = 0; i < n * N_PORTS; i++)
             if (p[i].fd >= 0 && p[i].revents)
-                hear(&p[i], &is[i / N_PORTS]);
+                hear_answer(&p[i], &is[i / N_PORTS]);
         for (size_t i = 0; i < n && !heard; i++)
             if ((heard = is[i] == ANSWERS) && end > ff_now_ms() + LATER_MS)
                 end = ff_now_ms() + LATER_MS;
     }
 }
 
-static const struct addrinfo *choose(const struct addrinfo *list)
+static const struct addrinfo *choose_address(const struct addrinfo *list)
 {
     const struct addrinfo *of[ADDRESSES_MAX];
     struct pollfd p[ADDRESSES_MAX * N_PORTS];
@@ -141,7 +141,7 @@ int host_numeric(const char *name, const char *remedy, char **out, struct ff_err
     if (rc)
         return ff_error_set(why, EHOSTUNREACH, "no address for \"%s\": %s; name one: %s", name,
                             gai_strerror(rc), remedy);
-    const struct addrinfo *a = choose(list);
+    const struct addrinfo *a = choose_address(list);
     rc = getnameinfo(a->ai_addr, a->ai_addrlen, text, sizeof(text), NULL, 0, NI_NUMERICHOST);
     if (!rc)
         *out = xprintf(a->ai_family == AF_INET6 ? "[%s]" : "%s", text);
