@@ -54,7 +54,8 @@ E2E_TESTS := \
     tests/e2e/touched.py:300 \
     tests/e2e/pool.py:820 \
     tests/e2e/fork_fails.py:300 \
-    tests/e2e/farfork_move.py:360 \
+    tests/e2e/farfork_move.py:350 \
+    tests/e2e/move_parents.py:220 \
     tests/e2e/farfork_visit.py:320 \
     tests/e2e/visit_fallback.py:260 \
     tests/e2e/visit_guest.py:220 \
@@ -95,7 +96,7 @@ E2E_TESTS := \
 # takes huge pages.
 # (stopped.py and take_back.py run some of their own cases at the same time: abreast.py.)
 E2E_BESIDE := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,break_after_go resume dump quit one_runner \
-    meanwhile keys farfork_move farfork_visit visit_guest visit_budget visit_stops visit_fallback move_fallback move_proxy proxy_move proxy_back proxy_after hold shut_down ssh \
+    meanwhile keys farfork_move move_parents farfork_visit visit_guest visit_budget visit_stops visit_fallback move_fallback move_proxy proxy_move proxy_back proxy_after hold shut_down ssh \
     who_runs clone clone_states clone_disks fork_resume vmclone touched vmclone_fed fork_again multicast pool agent_safe fork_fails \
     ordinary_user overlays unfinished guest_identity hosts evacuate slurm devices_stay busy_devices)),$(E2E_TESTS))
 

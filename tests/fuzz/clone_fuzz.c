@@ -17,6 +17,7 @@
 
 #include "datagram.c"
 #include "error.c"
+#include "printable.c"
 
 #define names wire_names /* two files in one */
 #include "wire.c"

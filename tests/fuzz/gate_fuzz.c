@@ -16,6 +16,8 @@
 
 #include "certs.c"
 #include "error.c"
+#include "failpoint.c"
+#include "printable.c"
 #include "handshake.c"
 #include "kdf.c"
 #include "key.c"

@@ -17,6 +17,7 @@
 #include <sys/mman.h>
 
 #include "error.c"
+#include "printable.c"
 #include "failpoint.c"
 #include "fetch.c"
 #include "foreign.c"

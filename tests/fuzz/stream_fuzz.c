@@ -6,6 +6,7 @@
  * same fate; what is forwarded is what came; with pages dropped and units held it stays a stream.
  */
 #include "error.c"
+#include "printable.c"
 #include "input.h"
 #include "stream.c"
 #include "stream_parse.c"

@@ -11,6 +11,7 @@
 
 #include "datagram.c"
 #include "error.c"
+#include "printable.c"
 #include "tcp_wire.c"
 #include "wire.c"
 #include "wire_bytes.c"
