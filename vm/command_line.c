@@ -241,15 +241,28 @@ static int rewrite_one(struct rewrite *r, const char *word, const char *option, 
     return 0;
 }
 
+void command_line_name_disk(struct strv *argv)
+{
+    struct strv out = {0};
+
+    for (size_t i = 0; i < argv->n; i++) {
+        const char *word = argv->v[i], *option = word + 1;
+        bool is_option = i && *word == '-';
+        if (i && !is_option)
+            strv_add(&out, "-hda");
+        strv_add(&out, "%s", word);
+        option += is_option && *option == '-';
+        if (is_option && takes_argument(option) && i + 1 < argv->n)
+            strv_add(&out, "%s", argv->v[++i]);
+    }
+    strv_free(argv);
+    *argv = out;
+}
+
 char *command_line_relative(char *const *argv)
 {
     for (argv += *argv != NULL; *argv; argv++) {
         const char *word = *argv, *option = word + 1;
-        if (*word != '-') { /* the image of the first disk */
-            if (option_files_relative("hda", word))
-                return xstrdup(word);
-            continue;
-        }
         option += *option == '-';
         if (!takes_argument(option))
             continue;
@@ -351,10 +364,6 @@ int command_line_rewrite(char *const *parent, const struct vm_spec *s, struct st
     strv_add(out, "%s", s->qemu);
     for (parent += *parent != NULL; *parent && rc >= 0; parent++) {
         const char *word = *parent, *option = word + 1, *value = NULL;
-        if (*word != '-') { /* the image of the first disk */
-            strv_add(out, "%s", word);
-            continue;
-        }
         option += *option == '-';
         if (takes_argument(option) && !(value = *++parent)) {
             rc = ff_error_set(why, EINVAL, "the parent's command line ends with %s", word);

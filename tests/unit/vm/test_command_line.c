@@ -277,7 +277,7 @@ static void test_disks(void **state)
                  "{\"driver\":\"file\",\"filename\":\"/a\",\"read-only\":true}", "-drive",
                  "if=pflash,format=raw,file=/ovmf,readonly=on");
     /* they are the child's by then: tests/unit/vm/test_disks.c */
-    assert_child("-hda /a.img /b.img", "-hda", "/a.img", "/b.img");
+    assert_child("-hda /a.img", "-hda", "/a.img");
 }
 
 /* A child's files have the names of the first parent's, and no socket is there twice */
@@ -392,6 +392,40 @@ static void test_policies(void **state)
 }
 
 /* Whose file another QEMU finds only in the same folder */
+static void test_disk_without_option(void **state)
+{
+    static const struct {
+        const char *in, *out;
+    } cases[] = {
+        {"qemu", "qemu"},
+        {"qemu -m 64 -S", "qemu -m 64 -S"},
+        {"qemu -m 64 disk.img", "qemu -m 64 -hda disk.img"},
+        {"qemu /d.img -m 64", "qemu -hda /d.img -m 64"},
+        {"qemu -S /d.img --nographic", "qemu -S -hda /d.img --nographic"}, /* -S takes no argument */
+        {"qemu --name -S -enable-kvm json:{}", "qemu --name -S -enable-kvm -hda json:{}"},
+        {"qemu -m", "qemu -m"},
+    };
+    (void)state;
+
+    for (size_t i = 0; i < FF_ARRAY_LEN(cases); i++) {
+        char text[80], *rest = text;
+        struct strv argv = {0};
+        snprintf(text, sizeof(text), "%s", cases[i].in);
+        for (char *w; (w = strsep(&rest, " "));)
+            strv_add(&argv, "%s", w);
+        command_line_name_disk(&argv);
+        FF_AUTO_FREE char *out = xstrdup("");
+        for (size_t k = 0; k < argv.n; k++) {
+            char *more = xprintf("%s%s%s", out, k ? " " : "", argv.v[k]);
+            free(out);
+            out = more;
+        }
+        assert_string_equal(out, cases[i].out);
+        assert_null(argv.v[argv.n]);
+        strv_free(&argv);
+    }
+}
+
 static void test_relative(void **state)
 {
     static const struct {
@@ -419,7 +453,7 @@ static void test_relative(void **state)
         {"-trace", "file=log", false},
         {"-readconfig", "a.cfg", true},
         {"-no-such", "thing", false},
-        {"-nodefaults", "disk.img", true},
+        {"-hda", "disk.img", true},
     };
     (void)state;
 
@@ -490,4 +524,4 @@ UNIT_MAIN(cmocka_unit_test(test_same), cmocka_unit_test(test_dropped),
           cmocka_unit_test(test_memory), cmocka_unit_test(test_net),
           cmocka_unit_test(test_queues), cmocka_unit_test(test_disks),
           cmocka_unit_test(test_again), cmocka_unit_test(test_refused), cmocka_unit_test(test_move),
-          cmocka_unit_test(test_policies), cmocka_unit_test(test_relative), cmocka_unit_test(test_programs))
+          cmocka_unit_test(test_policies), cmocka_unit_test(test_relative), cmocka_unit_test(test_disk_without_option), cmocka_unit_test(test_programs))
