@@ -45,8 +45,13 @@ void end_kid(struct kid *k, int status)
 int __wrap_kill(pid_t pid, int sig);
 int __wrap_kill(pid_t pid, int sig)
 {
+    if (!sig && pid == getpid()) /* whether it is there */
+        return 0;
     struct kid *k = kid_of(pid < 0 ? -pid : pid);
-
+    if (!sig && k->reaped) {
+        errno = ESRCH;
+        return -1;
+    }
     must(!k->reaped);
     if (sig == SIGKILL)
         end_kid(k, SIGKILL);
