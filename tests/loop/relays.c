@@ -546,6 +546,7 @@ static void relay_wrong(void)
     verify = ",verify=on";
     agents_are(3, "", "relay.image=fail@2");
     untouched(1);
+    untouched(2);
     begin();
     feed(0, 1);
     feed(1, 2);
