@@ -178,6 +178,9 @@ def pattern(offset, length):
 
 def serve_reads(queue, memory, base, wrong_at):
     """Answer READs; the one with this number has one bit that is wrong."""
+    head = fakepeer.receive(queue, 8)       # the pad that shows that large packets arrive
+    check(head[:4] == b'FFpd', f'no pad: {head}')
+    fakepeer.receive(queue, struct.unpack('<I', head[4:])[0])
     done = 0
     while len(request := fakepeer.receive(queue, struct.calcsize(REQ))) == struct.calcsize(REQ):
         _, op, _, ident, addr, _, length, _, _ = struct.unpack(REQ, request)
