@@ -107,7 +107,7 @@ int cmd_evacuate(int argc, char **argv)
         n_own++;
     o.more = argv + n_own + (n_own < argc);
     o.n_more = n_own < argc ? (size_t)(argc - n_own - 1) : 0;
-    while ((c = getopt_long(n_own, argv, "h", options, NULL)) != -1)
+    while ((c = getopt_long(n_own, argv, "h", options, &at)) != -1)
         switch (c) {
         case GUEST: strv_add(&guests, "%s", optarg); break;
         case HOSTFILE: hostfile = optarg; break;

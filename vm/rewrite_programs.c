@@ -22,24 +22,27 @@ static bool is_script(const char *path)
     return path && strcmp(path, "no");
 }
 
+static bool is_type(const char *first, const char *last, const char *type)
+{
+    return (first && !strcmp(first, type)) || (last && !strcmp(last, type));
+}
+
 static bool net_runs(const char *value)
 {
     static const char *const handed[] = {"fd", "fds", "vhostfd", "vhostfds"};
-    FF_AUTO_FREE char *named = qemu_opts_get_first(value, "type"), *script = qemu_opts_get(value, "script"),
-                      *down = qemu_opts_get(value, "downscript"), *helper = qemu_opts_get(value, "helper"),
-                      *smb = qemu_opts_get(value, "smb"), *forward = qemu_opts_get(value, "guestfwd");
-    const char *type = named ? named : "user"; /* -nic model=... */
-    bool is_handed = false;
+    FF_AUTO_FREE char *first = qemu_opts_get_first(value, "type"), *last = qemu_opts_get(value, "type"),
+                      *script = qemu_opts_get(value, "script"), *down = qemu_opts_get(value, "downscript"),
+                      *helper = qemu_opts_get(value, "helper"), *smb = qemu_opts_get(value, "smb");
+    bool is_handed = false, tap = is_type(first, last, "tap");
 
     for (size_t i = 0; i < FF_ARRAY_LEN(handed); i++) {
         FF_AUTO_FREE char *fd = qemu_opts_get(value, handed[i]);
         is_handed |= fd != NULL;
     }
-    if (!strcmp(type, "user"))
-        return smb || (forward && strstr(value, "cmd:"));
-    if (!strcmp(type, "tap"))
-        return helper || is_script(script) || is_script(down) || (!script && !is_handed); /* /etc/qemu-ifup */
-    return helper || !strcmp(type, "bridge");
+    /* whatever the type: of several QEMU takes the last; "cmd:" of guestfwd=, and of a switch's socket */
+    return helper || smb || is_script(script) || is_script(down) || strstr(value, "cmd:") ||
+           (tap && !script && !is_handed) || /* /etc/qemu-ifup */
+           is_type(first, last, "bridge");
 }
 
 bool command_line_starts_program(const char *option, const char *value)

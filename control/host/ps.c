@@ -246,7 +246,8 @@ static void say_unknown(const char *id, size_t n)
 {
     fprintf(stderr,
             "%s: whether %zu processes of %s have ended cannot be seen from here, and what is theirs is left: ask "
-            "where they were started: in that container (PID namespace), with /proc, as their user\n",
+            "where they were started: in that container (PID namespace), with /proc, as their user. If that container has "
+            "ended, remove their run directories, and the overlays that they list\n",
             program_invocation_short_name, n, id);
 }
 

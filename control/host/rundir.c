@@ -238,7 +238,8 @@ char *rundir_mark(const char *file)
     if (fd >= 0)
         close(fd);
     text[strcspn(text, "\n")] = '\0';
-    return n < 0 ? NULL : xstrdup(text);
+    /* else it is none: a child that has broken out may name another file */
+    return n < 0 || text[strspn(text, "0123456789abcdef")] ? NULL : xstrdup(text);
 }
 
 /* Cut the last name off @path; NULL: it has one alone */

@@ -86,18 +86,21 @@ static json_t *boot_id(void)
     return json_string(read_id("/proc/sys/kernel/random/boot_id", text) ? text : "");
 }
 
-/* "": it has none that is the same on each host. Names that somebody chose, as of an encrypted one, say nothing */
+/* "": it has none that is the same on each host and nowhere else. Names that somebody chose, as of an encrypted
+ * one, say nothing; nor does a vendor's (t10.): each virtual machine has "QEMU HARDDISK QM00001" */
 static char *device_id(const struct stat *st)
 {
     static const char *const files[] = {"dm/uuid", "wwid", "device/wwid"};
+    static const char *const unique[] = {"LVM-", "mpath-", "naa.", "eui.", "uuid."};
     char text[ID_BYTES];
 
     for (size_t i = 0; i < FF_ARRAY_LEN(files) && S_ISBLK(st->st_mode); i++) {
         FF_AUTO_FREE char *path =
             xprintf("/sys/dev/block/%u:%u/%s", major(st->st_rdev), minor(st->st_rdev), files[i]);
         bool is = read_id(path, text);
-        if (is && (i || !strncmp(text, "LVM-", 4) || !strncmp(text, "mpath-", 6)))
-            return xstrdup(text);
+        for (size_t k = 0; is && k < FF_ARRAY_LEN(unique); k++)
+            if (!strncmp(text, unique[k], strlen(unique[k])))
+                return xstrdup(text);
     }
     return xstrdup("");
 }

@@ -112,6 +112,8 @@ static void find_process(pid_t pid, struct starter *out)
                             : xstrdup("a process outside of this container, which has started it");
     } else if (is_above_us(own.parent)) {
         return;
+    } else if (own.parent == 1 && (!relation_of(1, &parent) || own.session != parent.session)) {
+        return; /* an orphan: nobody started it who could do so again */
     } else if (!relation_of(own.parent, &parent)) {
         out->who = xprintf("its parent process (pid %d), which cannot be seen", (int)own.parent);
     } else if (strcmp(parent.name, "systemd")) {

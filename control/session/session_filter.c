@@ -17,6 +17,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "qemu_opts.h"
@@ -46,6 +47,21 @@ static struct filters filters_of(pid_t pid)
     return f;
 }
 
+/* The first process above that runs another program: one that was taken over may have forked, and speak
+ * by its child, which has no filter more than it */
+static struct filters filters_above(struct filters own, const struct stat *program)
+{
+    struct stat st;
+
+    for (; own.parent > 0; own = filters_of(own.parent)) {
+        FF_AUTO_FREE char *path = xprintf("/proc/%d/exe", own.parent);
+        if (stat(path, &st) < 0 || st.st_dev != program->st_dev || st.st_ino != program->st_ino)
+            return filters_of(own.parent);
+    }
+    /* started from outside of this container: as what else came in */
+    return filters_of(getpid());
+}
+
 static bool has_sandbox(const struct strv *argv)
 {
     bool on = false;
@@ -60,14 +76,17 @@ static bool has_sandbox(const struct strv *argv)
 
 int session_check_filter(const struct session *s, struct ff_error *why)
 {
+    FF_AUTO_FREE char *path = xprintf("/proc/%d/exe", (int)s->parent_pid);
     const struct filters own = filters_of(s->parent_pid);
-    /* started from outside of this container: as what else came in */
-    const int other = filters_of(own.parent ? own.parent : getpid()).n;
+    struct stat program = {0};
+    stat(path, &program); /* where it cannot be seen no parent has it */
+    const int other = filters_above(own, &program).n;
 
     if (s->o.unconfined || has_sandbox(&s->parent_argv) || (own.n >= 0 && own.n <= (other > 0 ? other : 0)))
         return 0;
     if (own.n < 0)
-        return ff_error_set(why, EACCES, "/proc/%d/status: no Seccomp in it", (int)s->parent_pid);
+        return ff_error_set(why, EACCES, "/proc/%d/status: whether it has a filter of system calls cannot be seen: as root it can; else "
+                            "give --unconfined if it was started without -sandbox", (int)s->parent_pid);
     return ff_error_set(why, EPERM,
                         "its QEMU (pid %d) has %d filters of system calls, its parent process %d, and no -sandbox is on its "
                         "command line, which a QEMU that was taken over can change. If another program has set the filter "

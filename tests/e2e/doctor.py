@@ -69,6 +69,24 @@ def usage():
                          f'"{done.stdout}{done.stderr}"')
 
 
+def bad_values():
+    """Of every option with a number or a word: its name, the value and what is permitted, in one line."""
+    vmclone = os.path.join(os.path.dirname(common.FARFORK), 'vmclone')
+    for program, options in (
+            ([common.FARFORK, 'move'], ('timeout', 'lease', 'fallback', 'output', 'via')),
+            ([common.FARFORK, 'visit'], ('timeout', 'lease', 'fallback', 'budget')),
+            ([common.FARFORK, 'agent'], ('timeout', 'children', 'scope')), ([common.FARFORK, 'doctor'], ('qps',)),
+            ([common.FARFORK, 'evacuate'], ('jobs', 'timeout')), ([common.FARFORK, 'hosts'], ('timeout',)),
+            ([common.FARFORK, 'forks'], ('timeout', 'agent')),
+            ([vmclone], ('keep', 'place', 'child-memory', 'fanout', 'timeout', 'max-children', 'max-forks', 'max-chain'))):
+        for option in options:
+            done = subprocess.run([*program, f'--{option}', 'no-such'], stdin=subprocess.DEVNULL, capture_output=True,
+                                  text=True, timeout=20, check=False)
+            if done.returncode != 2 or not re.fullmatch(rf'[a-z ]+: --{option}: "no-such" \(permitted: .+\)\n',
+                                                        done.stderr + done.stdout):
+                raise Failed(f'{program} --{option}: {done.returncode}, {done.stderr}{done.stdout}')
+
+
 def info_migrate(t, accel):
     with Micro(t, 'a', accel, mem_mib=64) as a, \
             Micro(t, 'b', accel, mem_mib=64, incoming=True) as b:
@@ -128,6 +146,8 @@ def run(t):
         not_looked_at(t)
     with t.case('farfork: help, version, wrong use'):
         usage()
+    with t.case('bad values of options'):
+        bad_values()
     common.need_userfaultfd()
     accel = t.best_accel()
     with t.case('info migrate'):

@@ -112,7 +112,7 @@ static int check_one(const struct held *h, const char *file, struct ff_error *wh
         if (file_is_same(&h->st[i], &st))
             return 0;
     return ff_error_set(why, ESTALE, "image %s: there is another file by that name now than its QEMU has open "
-                        "(renamed, or a link that was changed): put the one back that it has", file);
+                        "(renamed, or a link that was changed): put the one back that it has, or eject it from its drive", file);
 }
 
 int disks_check_held(pid_t pid, const char *cwd, const json_t *block, const json_t *nodes, struct ff_error *why)

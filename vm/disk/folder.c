@@ -21,7 +21,7 @@ int folder_keeps_names(const char *folder, const char *what, const char *option,
         return 0;
     return ff_error_set(why, EPERM,
                         "%s %s: every user may rename files of others in it (mode %04o): chmod +t it, or "
-                        "name another one (%s)",
+                        "name another one, such as a folder in it of mode 0700 (%s)",
                         what, folder, st.st_mode & 07777, option);
 }
 

@@ -487,6 +487,10 @@ static void test_programs(void **state)
         {"-netdev", "user,id=a,smb=/x", true, NET_KEEP},
         {"-nic", "guestfwd=tcp:10.0.2.1:1-cmd:/x", true, NET_KEEP},
         {"-netdev", "user,id=a,guestfwd=tcp:10.0.2.1:1-tcp:h:1", false, NET_KEEP},
+        {"-netdev", "{\"type\":\"user\",\"id\":\"a\",\"guestfwd\":[{\"str\":\"tcp:10.0.2.1:1-cmd:/x\"}]}", true, NET_KEEP},
+        {"-netdev", "user,id=a,type=tap,script=/x", true, NET_KEEP}, /* the last counts */
+        {"-netdev", "user,id=a,type=bridge", true, NET_KEEP},
+        {"-netdev", "vde,id=a,sock=cmd:///x", true, NET_KEEP},
         {"-set", "netdev.a.script=/x", true, NET_KEEP},
         {"-set", "device.a.romfile=/x", false, NET_KEEP},
         {"-nic", "none", false, NET_KEEP},
