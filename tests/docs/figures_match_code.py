@@ -32,7 +32,6 @@ DEFAULT = r'\.{} = ([^,]+),'
 FIGURES = (
     # --- the control messages ---
     (WIRE, rf'`migrate/wire\.c`, version {N}\)', 'migrate/wire.h', 'FF_WIRE_VERSION'),
-    (WIRE, rf'The control messages have version {N},', 'migrate/wire.h', 'FF_WIRE_VERSION'),
     (WIRE, rf'oldest version that it can speak \| at most {N} \|', 'migrate/wire.h',
      'FF_WIRE_VERSION'),
     (WIRE, rf'version that both will speak \| {N} \|', 'migrate/wire.h', 'FF_WIRE_VERSION'),
@@ -80,7 +79,6 @@ FIGURES = (
     # --- the tcp link ---
     (WIRE, rf'`rdma/tcp_wire\.c`, version {N}\)', 'rdma/tcp_wire.h', 'TCP_VERSION'),
     (WIRE, rf'version of the tcp link \| {N} \|', 'rdma/tcp_wire.h', 'TCP_VERSION'),
-    (WIRE, rf'the tcp link version {N}, the verbs', 'rdma/tcp_wire.h', 'TCP_VERSION'),
     (WIRE, r'magic \| (`[0-9a-f ]+`) \("FFcm"\)', 'rdma/tcp_wire.c', 'MAGIC_CTRL'),
     (WIRE, r'magic \| (`[0-9a-f ]+`) \("FFcs"\)', 'rdma/tcp_wire.c', 'MAGIC_SEALED'),
     (WIRE, r'magic \| (`[0-9a-f ]+`) \("FFhs"\)', 'rdma/handshake.c', 'MAGIC_HELLO'),
@@ -105,7 +103,6 @@ FIGURES = (
     # --- the verbs link ---
     (WIRE, rf'`rdma/verbs_request\.c`, version {N}\)', 'rdma/verbs_request.c', 'VERSION'),
     (WIRE, rf'version of the verbs link \| {N} \|', 'rdma/verbs_request.c', 'VERSION'),
-    (WIRE, rf'version 2, the verbs link version {N}\.', 'rdma/verbs_request.c', 'VERSION'),
     (WIRE, r'magic \| (`[0-9a-f ]+`) \("FFvj"\)', 'rdma/verbs_request.c', 'MAGIC'),
     (WIRE, rf'request {N} bytes, and', 'rdma/verbs_request.c', 'PRIVATE_LEN'),
     (WIRE, rf'bytes, and {N} for the two steps', 'rdma/verbs_request.h', 'VERBS_PRIVATE_MAX'),
@@ -159,7 +156,7 @@ FIGURES = (
     (README, rf'suffix K or M \| {BYTES} \|', 'migrate/address.c', DEFAULT.format('chunk_bytes')),
     (README, rf'`window` \| 1 to 32 \| {N} \|', 'migrate/prefill_engine.c', 'WINDOW'),
     (README, rf'handed over, {N} times as long', 'migrate/address.c', 'GO_PATIENCE'),
-    (README, rf'come together by RDMA within {TIME}', 'rdma/link.c', 'AUTO_VERBS_MS'),
+    (README, rf'if an RDMA connection succeeds within {TIME}', 'rdma/link.c', 'AUTO_VERBS_MS'),
     (README, rf'At most {N} memory regions', 'migrate/wire.h', 'FF_WIRE_REGIONS_MAX'),
     (README, rf'memory regions, {BYTES} of device state', 'migrate/wire.h', 'FF_WIRE_STATE_MAX'),
     (MOVE7, rf'1 to 8, default {N}\. Source', 'migrate/address.c', DEFAULT.format('qps')),
@@ -192,7 +189,7 @@ FIGURES = (
     ('packaging/farfork.nft', rf'farfork_ports = \{{ {N},', 'cli/doctor_peer.c', 'PORT'),
     ('packaging/farfork.xml', rf'tcp" port="{N}"/> <port', 'cli/doctor_peer.c', 'PORT'),
     ('cli/doctor_host.c', rf'PORT "{N}"', 'cli/doctor_peer.c', 'PORT'),
-    (OPS, rf'come together by RDMA within {TIME}', 'rdma/link.c', 'AUTO_VERBS_MS'),
+    (OPS, rf'if an RDMA connection succeeds within {TIME}', 'rdma/link.c', 'AUTO_VERBS_MS'),
     (OPS, rf'registers segments of {BYTES} and more', 'migrate/segments.c', 'SEGMENT_BYTES_MIN'),
     # --- forks ---
     (VMCLONE1, rf'The default is {N} times n', 'control/fork/serve_limits.h',
