@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * printable.c - text of others, for a terminal
+ * printable.c - replace control characters in untrusted text
  */
 #include "printable.h"
 

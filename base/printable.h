@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * printable.h - text of others, for a terminal
+ * printable.h - replace control characters in untrusted text
  */
 #ifndef FF_BASE_PRINTABLE_H
 #define FF_BASE_PRINTABLE_H

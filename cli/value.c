@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * value.c - the values of a command's options: a bad one is named, in one line
+ * value.c - parse option values; report a bad one in one line
  */
 #include <stdio.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * value.h - the values of a command's options: a bad one is named, in one line
+ * value.h - parse option values; report a bad one in one line
  */
 #ifndef FF_CLI_VALUE_H
 #define FF_CLI_VALUE_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * source_pause.c - the pause of a guest at the source has one time limit for all that is said in it
+ * source_pause.c - one deadline for all messages sent while the source guest is paused
  */
 #include <errno.h>
 

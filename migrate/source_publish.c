@@ -5,12 +5,12 @@
 /**
  * DOC: Theory of Operation
  *
- * Picture      PUBLISH           register what holds something, KEYS; the guest runs
+ * Picture      PUBLISH           register populated pages, send KEYS; the guest runs
  *              until WATCHING    } register what was touched since, in rounds; the guest runs. Their
  *              each PASSED       } keys travel with STATE
  *              STATE             register what was touched since the last round; the guest is paused
- * Limits       TOUCHED_ROUNDS: each registers what the guest has touched during the one before. One
- *              that touches memory faster than that is registered has the rest in its pause.
+ * Limits       TOUCHED_ROUNDS: each registers what the guest has touched during the one before. If
+ *              the guest touches memory faster, STATE registers the rest while it is paused.
  */
 #include <errno.h>
 #include <stdatomic.h>

@@ -5,16 +5,15 @@
 /**
  * DOC: Theory of Operation
  *
- * Purpose      a second QEMU that opens a file for writing empties it while the first one still
- *              writes, and a move that fails later does not bring it back. One table has every
- *              option that names such a file. Each QEMU that is started from another's command
- *              line, by a fork or a move, gets a file of its own in its run directory.
+ * Purpose      give each new QEMU its own output files, in its run directory. If it opened the first
+ *              QEMU's, it would truncate them, also for a move that fails later. One table lists
+ *              every option that names an output file.
  *              Images, sockets and terminals are not in it: vm/disk/, rewrite_chardev.c,
  *              rewrite_net.c.
  *              A QEMU whose folder is gone can be started elsewhere only if no option has a
  *              relative name.
- * Limits       a relative name is found by the option or key that has it: a list. A name without a
- *              folder of firmware (-bios qboot.rom) is taken for one of QEMU's own.
+ * Limits       relative names are found only under listed options and keys. A firmware name without
+ *              a folder (-bios qboot.rom) is assumed to be in QEMU's own.
  * Sources      QEMU 10.0 and 10.2, every open() with O_TRUNC or O_CREAT and every fopen() that an
  *              option can reach: net/dump.c, audio/wavaudio.c, trace/control.c, util/log.c,
  *              hw/usb/bus.c, hw/uefi/var-service-json.c, chardev/char.c, char-file.c, char-pty.c,

@@ -6,8 +6,8 @@
  * DOC: Theory of Operation
  *
  * Purpose      A QEMU can write to its own command line, and one that its guest has taken over may have
- *              done so. What that names is run on another host, outside of the filter that QEMU has
- *              here (-sandbox). So whoever forks or moves it permits that by name.
+ *              done so. Another host would run such a program, outside the -sandbox that QEMU has
+ *              here. So these options are refused without --unconfined.
  * Limits       files and addresses that an option names are opened with the rights of the user there:
  *              AppArmor's profile of the agent limits those.
  */

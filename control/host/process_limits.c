@@ -5,8 +5,9 @@
 /**
  * DOC: Theory of Operation
  *
- * Purpose      a QEMU that is pinned to CPUs or limited, by taskset, prlimit, choom or a unit's
- *              cgroup, has that from who started it. One that an agent starts has its agent's.
+ * Purpose      report CPU pinning and limits that QEMU got from taskset, prlimit, choom or a unit's
+ *              cgroup, and this process has not. It stands for the agent, whose limits a new QEMU
+ *              has.
  * Limits       cgroup2 alone. Threads are those that the caller names.
  */
 #include <errno.h>

@@ -5,9 +5,9 @@
 /**
  * DOC: Theory of Operation
  *
- * Purpose      a guest is taken back, and files are removed, because a process has ended. So that is what the
- *              kernel says, and not what cannot be read: no /proc, the one of another PID namespace, one that
- *              hides other users' processes, no descriptor left.
+ * Purpose      decide whether a process has ended. Callers take a guest back and remove files on that
+ *              answer, so an unreadable /proc (none, another PID namespace's, hidepid=, no free
+ *              descriptor) gives PROCESS_UNKNOWN, not PROCESS_GONE.
  */
 #include <errno.h>
 #include <fcntl.h>

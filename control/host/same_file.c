@@ -5,8 +5,8 @@
 /**
  * DOC: Theory of Operation
  *
- * Purpose      a guest that is moved goes on with the files that have the same names there. A copy by
- *              that name would be taken for its disk without a word.
+ * Purpose      detect that an image name means another file on the destination, such as a stale
+ *              copy: QEMU would use it without an error.
  * Picture      here                                       there
  *              one kernel:  device and inode       ->     equal
  *              lock:        a read lock, of a      ->     F_OFD_GETLK sees a lock of that range:
@@ -14,7 +14,7 @@
  *              mark:        a file by a name of    ->     it is in the folder of the file there,
  *                           chance beside it               which has the same last name
  *              device:      its WWID or UUID       ->     equal
- *              A mark is made only where the lock was not seen.
+ *              A move makes a mark only if the lock was not seen; a fork makes both.
  * Invariants   1. What is not shown is not the same: no answer, no lock, no permission.
  *              2. A range and a name have 64 random bits or more: nobody else's fits.
  * Limits       The change time is not compared: a guest that writes changes it between two looks.

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * starter.c - who would start a QEMU again, or tidy up after it, once it ends
+ * starter.c - find a unit or parent process that acts when QEMU exits
  */
 /**
  * DOC: Theory of Operation
  *
- * Purpose      The QEMU of a guest that has moved ends, and its end may start another one beside the
- *              guest, or remove the guest's disk. Two can do so: the systemd unit whose main process
- *              it is, and the process that started it.
+ * Purpose      When the source QEMU exits after a move, something may start a second guest on the same
+ *              disks, or delete them. Two can: the systemd unit whose main process it is, and the
+ *              process that started it.
  * Picture      /proc/PID/cgroup     the innermost unit. A .service is asked for its main process,
  *                                   Restart= and what it runs at the end
  *              the parent process   a script that waits, a supervisor, a container's runtime
  *              Not counted are: our own ancestors, which wait for this move too; a shell at its
  *              prompt; systemd, which acts on units alone; our agents, which start nothing again.
- * Failure      what cannot be found out counts as somebody who acts.
+ * Failure      if it cannot tell, it reports a starter.
  * Limits       the parent's parent is not looked at: it acts when the parent ends. A process whose
  *              parent has ended, or that watches QEMU from elsewhere, is not found.
  * Sources      proc_pid_stat(5), systemd.service(5), cgroups(7)

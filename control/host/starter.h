@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * starter.h - who would start a QEMU again, or tidy up after it, once it ends
+ * starter.h - find a unit or parent process that acts when QEMU exits
  */
 #ifndef FF_CONTROL_HOST_STARTER_H
 #define FF_CONTROL_HOST_STARTER_H

@@ -5,9 +5,9 @@
 /**
  * DOC: Theory of Operation
  *
- * Purpose      the QEMUs of this host that are this user's alone; those of others are listed, and no
- *              more: any file may be called as a QEMU is. Of each the QMP sockets that its command line
- *              and its -readconfig name, until one answers.
+ * Purpose      find this user's QEMUs. Other users' are only listed: any program can have QEMU's name.
+ *              Try the QMP sockets on each command line, and in its -readconfig, until one
+ *              answers.
  * Limits       MONITORS_MAX sockets of QMP_LIMIT_MS each.
  */
 #include <stdlib.h>

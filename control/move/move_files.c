@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * move_files.c - the images there are those that the guest has here
+ * move_files.c - check that the destination has the same image files
  */
 #include <errno.h>
 

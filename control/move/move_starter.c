@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * move_starter.c - who started the QEMU here, and what its end would make him do
+ * move_starter.c - keep the source QEMU if its exit would start or remove something
  */
 /**
  * DOC: Theory of Operation
  *
- * Purpose      A unit of systemd's that starts QEMU again is refused before the move: also a QEMU here
- *              that dies later would start a second guest. With --keep-source, or where anybody else acts
- *              on its end (starter.h), the QEMU here is not quit: it keeps its memory and the disks'
- *              names, stands still, and refuses `cont`, until somebody ends it.
- * Limits       a QEMU that is not patched takes `cont`. One that dies is beyond this file. A visit never
- *              quits the QEMU here.
+ * Purpose      Refuse the move if a systemd unit would restart QEMU: even a later crash would start a
+ *              second guest. With --keep-source, or if starter.h finds another cause, the QEMU here is
+ *              not quit: it keeps its memory and the disks' names, stands still, and refuses `cont`,
+ *              until somebody ends it.
+ * Limits       a QEMU that is not patched takes `cont`. A crash of the kept QEMU is not handled. A visit
+ *              never quits the QEMU here.
  */
 #include <errno.h>
 

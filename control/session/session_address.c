@@ -5,14 +5,14 @@
 /**
  * DOC: Theory of Operation
  *
- * Purpose      a name has several addresses, IPv6 first as a rule, and not each of them works. The
- *              agent listens at one that is chosen before it is started, so nothing of Farfork's
- *              can be asked yet: an address answers when its host accepts or refuses a connection.
+ * Purpose      choose one of the addresses of a host name. The agent is not running yet, so a
+ *              connection to sshd's port and to discard tests the address: accepted or refused,
+ *              it works.
  * States       pending    nothing has come yet
  *              GIVES_ERROR, e.g. no route; IS_SILENT: nothing came within ASK_LIMIT_MS; ANSWERS
  *              The first address in the resolver's order of the best state is taken.
  * Limits       two ports are asked, since a firewall may drop what goes to one: that of ssh, the
- *              usual launcher, and that of discard. A name with one address is not asked for.
+ *              usual launcher, and that of discard. A name's only address is used untested.
  */
 #include <errno.h>
 #include <netdb.h>

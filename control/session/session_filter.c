@@ -5,13 +5,11 @@
 /**
  * DOC: Theory of Operation
  *
- * Purpose      The command line of a QEMU is memory of that QEMU. One that its guest has taken over
- *              may take -sandbox out of it, and would run elsewhere without it. The kernel counts the
- *              filters of a process, which it cannot lose: those that it has more than its parent
- *              process were its own.
+ * Purpose      The command line of a QEMU is memory of that QEMU. A compromised QEMU can remove
+ *              -sandbox from it, to run unfiltered elsewhere. The kernel counts a process's seccomp
+ *              filters, which cannot be removed: more than the parent process has means -sandbox.
  * Limits       a filter that something else set between the two (SystemCallFilter= of a unit) is
- *              taken for -sandbox: --unconfined is for that. What a weaker -sandbox would permit
- *              more cannot be seen.
+ *              taken for -sandbox: --unconfined is for that. A weakened -sandbox is not detected.
  * Sources      proc_pid_status(5), seccomp(2)
  */
 #include <errno.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * session_send.c - commands for an agent, which may read them later
+ * session_send.c - queue commands for an agent, without blocking
  */
 #include <errno.h>
 #include <stdlib.h>

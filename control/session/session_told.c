@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * session_told.c - what the QEMU here was told at run time, which another one has not heard
+ * session_told.c - note run-time settings of QEMU that a new QEMU will not have
  */
 /**
  * DOC: Theory of Operation
  *
- * Purpose      another QEMU is made from the command line. What was set since by QMP, or by the
- *              host, and is neither on it nor in device state, is lost there. A note names each,
+ * Purpose      a new QEMU starts from the command line. Settings made since, by QMP or the host, that
+ *              are in neither the command line nor device state are lost. A note names each,
  *              before the guest stops. docs/operations.md lists all that QMP can show.
- * Failure      what QEMU does not answer is not noted: it may be older, or have no such thing.
+ * Failure      a query that fails gives no note: QEMU may be older.
  * Limits       QEMU does not show what watchdog-set-action and set-action have set.
  */
 #include <stdio.h>

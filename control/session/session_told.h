@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * session_told.h - what the QEMU here was told at run time, which another one has not heard
+ * session_told.h - note run-time settings of QEMU that a new QEMU will not have
  */
 #ifndef FF_CONTROL_SESSION_SESSION_TOLD_H
 #define FF_CONTROL_SESSION_SESSION_TOLD_H

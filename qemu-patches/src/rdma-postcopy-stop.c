@@ -2,8 +2,8 @@
 /*
  * rdma-postcopy migration: the source stops its guest, gives its disks up and saves its devices
  *
- * The migration's thread stops the guest; the rest is done in the main loop, at once: from when devices
- * have come to rest until they are saved nobody else gets the BQL.
+ * The migration thread stops the guest. One main-loop callback does the rest: no other thread gets the
+ * BQL from the time devices are idle until their state is saved.
  */
 #include "qemu/osdep.h"
 #include "block/aio.h"

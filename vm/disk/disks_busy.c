@@ -5,9 +5,9 @@
 /**
  * DOC: Theory of Operation
  *
- * Purpose      refuse by name, before anything is started, what a QEMU was told at run time about its
- *              disks and another one would not have: a job writes on to images that were handed
- *              over, and QEMU aborts; who writes by an export is cut off; a filter is lost.
+ * Purpose      refuse, before anything starts, jobs, writable exports and filters that were added at
+ *              run time: QEMU aborts when a job writes to an image that it has given up; an
+ *              export's client is cut off; a filter is missing in the new QEMU.
  * Picture      query-jobs, query-block-exports         which there are
  *              x-debug-query-block-graph               of which disk: the edge "main node" of a
  *                                                      job; whether an export writes: an edge of a
@@ -15,9 +15,8 @@
  *              query-named-block-nodes                 the image of a node, and filters
  * Failure      without the graph a job is refused all the same, and so is every export: whether it
  *              writes is not known.
- * Limits       Of a filter that the command line does not name: its node-name is looked for in
- *              -blockdev and -drive, four levels deep. One with a generated name came with its
- *              -drive, or with a job.
+ * Limits       names_node() looks for a filter's node-name under four keys of -blockdev and
+ *              -drive. A generated node-name is accepted, unless the driver is one of a job's.
  */
 #include <errno.h>
 #include <string.h>

@@ -5,16 +5,16 @@
 /**
  * DOC: Theory of Operation
  *
- * Purpose      a QEMU that is started elsewhere, a child, and QEMU itself where it opens an image
- *              anew, go by names. A file that was renamed over an image, or a link that points
- *              elsewhere by now, would be taken for it without a word. So device and inode of each
- *              name are compared with those of QEMU's descriptors.
+ * Purpose      detect that an image was renamed or its link changed while QEMU had it open. A new
+ *              QEMU, and QEMU itself on reopen, open by name and would use the other file. Compare
+ *              device and inode of each name with QEMU's descriptors.
  * Picture      query-named-block-nodes: "file", "host_device", "host_cdrom": a name each
  *              /proc/PID/fd: what QEMU has open
- * Failure      what cannot be looked at is refused. A name that is gone is not: who opens it fails,
- *              and says so.
+ * Failure      a name that cannot be examined is refused. A missing name is accepted: opening it
+ *              fails with an error.
  * Limits       names as this program sees them: those of a QEMU with mounts of its own are another
- *              file's here, or nobody's. A device is the one with that number.
+ *              file's here, or nobody's. Devices are compared by device
+ *              number.
  *              Firmware (pflash) that is read alone may be another file: its content goes with the
  *              guest's memory. An update of the package replaces it below running guests.
  */

@@ -5,9 +5,10 @@
 /**
  * DOC: Theory of Operation
  *
- * Purpose      a disk whose device has share-rw=on is one of a cluster's. An overlay below such a guest
- *              parts it from the others without a word, and they write to what is to be frozen.
- * Limits       Who shares a disk by file.locking=off alone says so to nobody.
+ * Purpose      refuse a fork, and a move with --fallback go, of a guest with share-rw=on disks: other
+ *              guests write to them. An overlay would separate the parent from them, and they would
+ *              change the frozen image.
+ * Limits       sharing by file.locking=off alone is not detected.
  */
 #include <errno.h>
 #include <string.h>

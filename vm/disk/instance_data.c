@@ -5,8 +5,8 @@
 /**
  * DOC: Theory of Operation
  *
- * Purpose      NoCloud data in an ISO 9660 image are changed for each child (nocloud.c). Of others,
- *              known by the label of their file system, children keep the parent's: a note.
+ * Purpose      find, by file-system label, images with instance data that nocloud.c cannot rewrite
+ *              for each child. Children share the parent's data; vmclone prints a note.
  * Limits       raw images without partitions; a label that is not in the list.
  * Sources      cloud-init: DataSourceConfigDrive, NoCloud, OpenNebula, OVF; Cloudbase-Init; ECMA-119
  *              8.4.7; Microsoft's FAT specification: BS_VolLab

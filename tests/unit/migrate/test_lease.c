@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_lease.c - the answer to WITHDRAWN may take its time, and holds nobody up
+ * test_lease.c - a slow answer to WITHDRAWN blocks nothing else
  */
 #include "unit.h"
 

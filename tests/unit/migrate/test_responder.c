@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_responder.c - grants that come while one is pushed, which may take as long as a page does, and the end of all
+ * test_responder.c - grants that arrive during a push; time limit; shutdown
  */
 #include "unit.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_undo.c - what is kept, and there is no memory: the fault thread goes on, and who waits asks again
+ * test_undo.c - pre-image log without memory: the fault thread continues, waiters retry
  */
 #include "unit.h"
 
