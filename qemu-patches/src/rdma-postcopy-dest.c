@@ -26,13 +26,13 @@ static int incoming_prepare(void)
         return -EBUSY;
     }
     /* a device that was plugged since may forbid it */
-    if (!rp_check_creds(&err) || (!rp.comes_back && (!rp_check_emptying(&err) ||
+    if (!rp_check_creds(&err) || (!rp_is(&rp.comes_back) && (!rp_check_emptying(&err) ||
                                                      !rp_hold_discards(&err)))) {
         error_report_err(err);
         return -EBUSY;
     }
     /* what is unplugged before all of it is here stays until then */
-    if (!rp.comes_back) { /* else both are held already */
+    if (!rp_is(&rp.comes_back)) { /* else both are held already */
         rp_hold_blocks();
     }
     rp.prepared = true;
@@ -44,7 +44,7 @@ static int incoming_prepare(void)
                      qemu_ram_get_used_length(rp_block[i]),
                      QEMU_MADV_NOHUGEPAGE);
     }
-    if (rp.comes_back) {
+    if (rp_is(&rp.comes_back)) {
         ff_dest_refuse_lease(rp.dest, "its guest comes home");
     } else {
         rp_offer_lease();
@@ -83,7 +83,7 @@ static int incoming_load(void)
     Error *err = NULL;
     int ret = rp_load_devices(rp.state, rp.state_len);
 
-    if (!ret && rp.visits && !rp_log_start_loaded(rp.dest, &err)) {
+    if (!ret && rp_is(&rp.visits) && !rp_log_start_loaded(rp.dest, &err)) {
         error_report_err(err);
         return -EINVAL;
     }
@@ -94,12 +94,12 @@ static void incoming_run(void)
 {
     MigrationIncomingState *mis = migration_incoming_get_current();
 
-    if (rp.quitting) {
+    if (rp_is(&rp.quitting)) {
         migrate_set_state(&mis->state, MIGRATION_STATUS_ACTIVE,
                           MIGRATION_STATUS_POSTCOPY_ACTIVE);
         return;
     }
-    if (rp.visits) {
+    if (rp_is(&rp.visits)) {
         rp_visit_begins();
     }
     qemu_announce_self(&mis->announce_timer, migrate_announce_params());
@@ -135,7 +135,7 @@ static struct ff_dest *incoming_release(void)
                          qemu_ram_get_used_length(rp_block[i]),
                          QEMU_MADV_HUGEPAGE);
         }
-        if (!rp.comes_back) {
+        if (!rp_is(&rp.comes_back)) {
             ram_block_discard_disable(false);
         }
         rp.prepared = false;
@@ -144,7 +144,7 @@ static struct ff_dest *incoming_release(void)
         yank_unregister_function(MIGRATION_YANK_INSTANCE, rp_yank_dest, NULL);
         rp.yanks = false;
     }
-    if (!rp.went_back) { /* else those of the return are shown */
+    if (!rp_is(&rp.went_back)) { /* else those of the return are shown */
         ff_dest_stats(rp.dest, &rp.stats);
         rp.poisoned |= rp.stats.bytes_poisoned;
         ff_dest_stages(rp.dest, rp.stages);
@@ -153,7 +153,7 @@ static struct ff_dest *incoming_release(void)
     }
     WITH_QEMU_LOCK_GUARD(&rp.lock) {
         rp.dest = NULL;
-        qatomic_set(&rp.here, false);
+        rp_set(&rp.here, false);
     }
     return dest;
 }
@@ -182,7 +182,7 @@ static void collapse_start(void)
 /* Of a visit QEMU's own part is over: the other side here has the yank instance */
 static void incoming_end(MigrationIncomingState *mis)
 {
-    if (rp.comes_back || rp.went_back) {
+    if (rp_is(&rp.comes_back) || rp_is(&rp.went_back)) {
         migration_incoming_transport_cleanup(mis);
     } else {
         migration_incoming_state_destroy();
@@ -202,7 +202,8 @@ static int incoming_gone(void)
     postcopy_state_set(POSTCOPY_INCOMING_END);
     migrate_set_state(&mis->state, mis->state, MIGRATION_STATUS_COMPLETED);
     incoming_end(mis);
-    rp.visits = rp.went_back = false;
+    rp_set(&rp.visits, false);
+    rp_set(&rp.went_back, false);
     return 0;
 }
 
@@ -216,10 +217,10 @@ static int incoming_complete(void)
     if (!rp.lingers) {
         ff_dest_free(dest);
     }
-    if (!rp.quitting) {
+    if (!rp_is(&rp.quitting)) {
         collapse_start();
     }
-    if (!rp.comes_back) {
+    if (!rp_is(&rp.comes_back)) {
         rp_drop_blocks();
     }
     postcopy_state_set(POSTCOPY_INCOMING_END);
@@ -235,7 +236,7 @@ static void incoming_failed_bh(void *opaque)
     MigrationIncomingState *mis = migration_incoming_get_current();
     Error *err = opaque;
 
-    if (rp.comes_back) {
+    if (rp_is(&rp.comes_back)) {
         ff_dest_free(incoming_release()); /* memory is as it was at the guest's GO */
         lock_memory_again();
         rp_home_failed(err);
@@ -286,13 +287,13 @@ static int incoming_until_go(MigrationIncomingState *mis, struct ff_error *err)
     if (!rc) {
         rc = ff_dest_start(rp.dest, err);
     }
-    if (!rc && !rp.comes_back) {
+    if (!rc && !rp_is(&rp.comes_back)) {
         rc = incoming_empty_ram();
     }
     if (!rc) {
         rc = ff_dest_recv_state(rp.dest, &rp.state, &rp.state_len, err);
     }
-    if (!rc && rp.comes_back) {
+    if (!rc && rp_is(&rp.comes_back)) {
         rc = rp_home_load();
         free(g_steal_pointer(&rp.state));
     } else if (!rc) {
@@ -306,9 +307,9 @@ static int incoming_until_go(MigrationIncomingState *mis, struct ff_error *err)
     }
     if (!rc) {
         rc = ff_dest_wait_go(rp.dest, err);
-        qatomic_set(&rp.here, !rc);
+        rp_set(&rp.here, !rc);
     }
-    if (!rc && rp.comes_back) {
+    if (!rc && rp_is(&rp.comes_back)) {
         rp_home_arrived();
     }
     return rc;
@@ -328,12 +329,12 @@ static void memory_is_short(void *opaque, const char *why)
             "there until this host has memory for it", why);
 
         rp_set_reason(&rp.in, text);
-        qatomic_set(&rp.short_of_memory, true);
+        rp_set(&rp.short_of_memory, true);
         migrate_set_state(&mis->state, MIGRATION_STATUS_POSTCOPY_ACTIVE,
                           MIGRATION_STATUS_POSTCOPY_PAUSED);
         return;
     }
-    qatomic_set(&rp.short_of_memory, false);
+    rp_set(&rp.short_of_memory, false);
     rp_set_reason(&rp.in, NULL);
     migrate_set_state(&mis->state, MIGRATION_STATUS_POSTCOPY_PAUSED,
                       MIGRATION_STATUS_POSTCOPY_ACTIVE);
@@ -352,19 +353,20 @@ static int incoming_recover(MigrationIncomingState *mis, const char *text, struc
         .state = &mis->state,
         .attempt = listen_again,
         .listens = true,
-        .meanwhile = rp.here ? "the guest goes on until it touches missing memory"
-                     : rp.comes_back
+        .meanwhile = rp_is(&rp.here)
+                     ? "the guest goes on until it touches missing memory"
+                     : rp_is(&rp.comes_back)
                          ? "no GO came, and the guest is not here, which the other side is told when it "
                            "comes; if the guest goes on there, x-rdma-postcopy-return lets it try again"
                          : "no GO came, and nothing runs here, which the source is told "
                            "when it comes; quit this one if the guest goes on there",
     };
-    g_autofree char *missing = rp.here ? rp_missing_text() : NULL;
+    g_autofree char *missing = rp_is(&rp.here) ? rp_missing_text() : NULL;
     g_autofree char *why = g_strdup_printf("rdma-postcopy: %s%s%s", text, missing ? "; " : "",
                                            missing ? missing : "");
     int rc;
 
-    qatomic_set(&rp.short_of_memory, false);
+    rp_set(&rp.short_of_memory, false);
     rc = rp_recover(&side, why, err);
     if (rc == -EKEYREVOKED) {
         rp_end_revoked(ff_error_message(err));
@@ -480,7 +482,7 @@ static void incoming_stuck(MigrationIncomingState *mis, struct ff_error *err)
     migrate_set_error(migrate_get_current(), qerr);
     error_report("%s; the guest goes on until it touches missing memory", error_get_pretty(qerr));
     error_free(qerr);
-    qatomic_set(&rp.short_of_memory, false);
+    rp_set(&rp.short_of_memory, false);
     migrate_set_state(&mis->state, MIGRATION_STATUS_POSTCOPY_ACTIVE,
                       MIGRATION_STATUS_POSTCOPY_PAUSED);
 }
@@ -493,8 +495,8 @@ static void incoming_done(struct ff_dest *dest, struct ff_error *err)
     if (rp.lingers) {
         incoming_linger(dest, err);
     }
-    if (rp.comes_back) {
-        rp.comes_back = false;
+    if (rp_is(&rp.comes_back)) {
+        rp_set(&rp.comes_back, false);
         rp_tell_ended();
     }
 }
@@ -517,7 +519,7 @@ static void *incoming_thread(void *opaque)
         migration_bh_schedule(incoming_failed_bh, qerr);
     } else if (!incoming_fetch(mis, err)) {
         incoming_done(dest, err);
-    } else if (rp.went_back) {
+    } else if (rp_is(&rp.went_back)) {
         ff_dest_has_gone(rp.dest); /* the main thread may wait for a page */
         rp_wait_ended();
         rp_main_thread(incoming_gone);
@@ -553,7 +555,7 @@ bool rp_listen(struct ff_address *a, const char *address, Error **errp)
             goto fail;
         }
     }
-    if (rp.comes_back && ff_dest_keep(rp.dest, rp.source, err)) {
+    if (rp_is(&rp.comes_back) && ff_dest_keep(rp.dest, rp.source, err)) {
         goto fail;
     }
     rp_publish_address(address);
@@ -563,7 +565,7 @@ bool rp_listen(struct ff_address *a, const char *address, Error **errp)
     ff_address_free(a);
     ff_error_free(err);
     rp.used = true;
-    if (rp.comes_back) {
+    if (rp_is(&rp.comes_back)) {
         migrate_set_state(&mis->state, mis->state, MIGRATION_STATUS_SETUP);
         object_ref(OBJECT(migrate_get_current()));
     } else {
@@ -587,7 +589,7 @@ void rdma_postcopy_start_incoming(const char *address, Error **errp)
     struct ff_address *a = rp_address(address, true, errp);
 
     ff_set_log(rp_log_line, FF_INFO);
-    rp.visits = a && ff_address_visit(a);
+    rp_set(&rp.visits, a && ff_address_visit(a));
     if (!a || !rp_collect_blocks(errp) || !rp_check_emptying(errp)) {
         ff_address_free(a);
         not_set_up();

@@ -119,7 +119,7 @@ static void stop_guest(void)
 {
     bool was_to_go = runstate_check(RUN_STATE_FINISH_MIGRATE); /* and may not have gone */
 
-    rp.no_lease = true;
+    rp_set(&rp.no_lease, true);
     runs_later = runstate_is_live(was_to_go ? migrate_get_current()->vm_old_state : runstate_get());
     vm_stop(RUN_STATE_PAUSED);
     if (!migration_block_inactivate()) {
@@ -133,11 +133,11 @@ static void let_guest_run(void)
 {
     void (*start)(void *) = g_steal_pointer(&start_later);
 
-    rp.no_lease = false;
+    rp_set(&rp.no_lease, false);
     if (start) {
         start(start_opaque);
-    } else if (!rp.quitting && !rp.frozen && !rp.gave_away && migration_block_activate(NULL) &&
-               runs_later) {
+    } else if (!rp_is(&rp.quitting) && !rp_is(&rp.frozen) && !rp_is(&rp.gave_away) &&
+               migration_block_activate(NULL) && runs_later) {
         vm_start(); /* where disks are not activated `cont` tries again */
     }
 }
@@ -192,7 +192,7 @@ static void on_lease(void *opaque, bool may_run)
     if (qemu_get_thread_id() == rp.incoming_tid) {
         /* GO came when the lease had ended: nothing runs yet, no disk is active, and the main
          * thread may wait for a page, which it gets when this one has another link */
-        rp.no_lease = !may_run;
+        rp_set(&rp.no_lease, !may_run);
         return;
     }
     qemu_sem_init(&c.done, 0);
@@ -206,7 +206,7 @@ void rp_offer_lease(void)
     g_autofree char *why = rp.in.reconnect_ms ? find_kept_disk()
                                            : g_strdup("it does not resume, with reconnect=0");
 
-    rp.no_lease = false;
+    rp_set(&rp.no_lease, false);
     start_later = NULL;
     if (ff_dest_hold_output(rp.dest) && !why) {
         why = rp_hold_output();
@@ -220,11 +220,11 @@ void rp_offer_lease(void)
 
 bool rp_start_needs_lease(void (*start)(void *), void *opaque)
 {
-    if (rp.no_lease) {
+    if (rp_is(&rp.no_lease)) {
         start_later = start;
         start_opaque = opaque;
     }
-    return rp.no_lease;
+    return rp_is(&rp.no_lease);
 }
 
 void rp_end_revoked(const char *why)
@@ -238,7 +238,7 @@ void qmp_x_rdma_postcopy_release(bool has_heard, bool heard, Error **errp)
 {
     QEMU_LOCK_GUARD(&rp.lock);
 
-    if (!rp.dest || !qatomic_read(&rp.here)) {
+    if (!rp.dest || !rp_is(&rp.here)) {
         error_setg(errp, "no guest of an rdma-postcopy migration is here whose source could take "
                    "it back");
     } else if (ff_dest_is_released(rp.dest)) {

@@ -80,7 +80,7 @@ bool rdma_postcopy_misses_memory(void)
 {
     MigrationIncomingState *mis = migration_incoming_get_current();
 
-    return rp.dest && qatomic_read(&rp.here) &&
+    return rp.dest && rp_is(&rp.here) &&
            qatomic_read(&mis->state) == MIGRATION_STATUS_POSTCOPY_PAUSED;
 }
 

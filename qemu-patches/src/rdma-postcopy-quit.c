@@ -35,7 +35,7 @@ void rp_let_others_run(void)
 
 static uint64_t bytes_present(void)
 {
-    if (rp.dest && rp.here && !rp.gave_away) {
+    if (rp.dest && rp_is(&rp.here) && !rp_is(&rp.gave_away)) {
         ff_dest_stats(rp.dest, &rp.stats);
     } else if (rp.source) {
         ff_source_stats(rp.source, &rp.stats);
@@ -59,7 +59,7 @@ static bool goes_on(MigrationStatus state, const struct rp_wait *w)
            state == MIGRATION_STATUS_POSTCOPY_RECOVER ||
            state == MIGRATION_STATUS_POSTCOPY_RECOVER_SETUP ||
            (state == MIGRATION_STATUS_POSTCOPY_PAUSED &&
-            (qatomic_read(&rp.short_of_memory) || qatomic_read(&w->reconnects)));
+            (rp_is(&rp.short_of_memory) || qatomic_read(&w->reconnects)));
 }
 
 static void wait_for_rest(const MigrationStatus *state, const struct rp_wait *w)
@@ -140,13 +140,13 @@ static void end_destination(void)
  */
 void rdma_postcopy_shutdown(MigrationState *s)
 {
-    rp.quitting = true;
+    rp_set(&rp.quitting, true);
     rp_collapse_stop();
     farfork_child_shutdown();
-    if (rp.comes_back) { /* nothing comes home any more */
+    if (rp_is(&rp.comes_back)) { /* nothing comes home any more */
         rp_end_return();
     }
-    if (rp.gave_away && goes_on(s->state, &rp.out)) {
+    if (rp_is(&rp.gave_away) && goes_on(s->state, &rp.out)) {
         wait_for_rest(&s->state, &rp.out);
     }
     while (rp.releasing) {
@@ -155,7 +155,7 @@ void rdma_postcopy_shutdown(MigrationState *s)
     if (rp.source) {
         ff_source_stop(rp.source);
     }
-    if (rp.dest && !rp.gave_away && (rp.here || ff_dest_give_up(rp.dest))) {
+    if (rp.dest && !rp_is(&rp.gave_away) && (rp_is(&rp.here) || ff_dest_give_up(rp.dest))) {
         end_destination();
     }
 }

@@ -264,20 +264,21 @@ static void wake_source(void)
 bool rdma_postcopy_pause(Error **errp)
 {
     QEMU_LOCK_GUARD(&rp.lock);
+    bool away = rp_is(&rp.gave_away); /* once: a guest may just come home */
 
     if (!rp.source && !rp.dest && farfork_child_is_idle(NULL)) {
         return false;
     }
     if (!rp.source && !rp.dest) {
         error_setg(errp, "a child of a fork cannot pause: nothing could resume it");
-    } else if (!(rp.dest && !rp.gave_away ? &rp.in : &rp.out)->reconnect_ms) {
+    } else if (!(rp.dest && !away ? &rp.in : &rp.out)->reconnect_ms) {
         error_setg(errp, "rdma-postcopy cannot pause with reconnect=0: nothing could resume it, "
                    "and the guest would be lost");
-    } else if (rp.dest && qatomic_read(&rp.here) && !rp.gave_away) {
+    } else if (rp.dest && rp_is(&rp.here) && !away) {
         rp.in.held = true;
         ff_dest_interrupt(rp.dest);
         ff_dest_pause(rp.dest);
-    } else if (rp.source && rp.gave_away) {
+    } else if (rp.source && away) {
         rp.out.held = true;
         rp.takes_back = false;
         wake_source();
@@ -289,42 +290,67 @@ bool rdma_postcopy_pause(Error **errp)
     return true;
 }
 
+/* Without rp.lock: a name server may take its time, and the main thread needs that lock, too */
+static struct ff_address *look_up(const char *address, Error **errp)
+{
+    struct ff_address *a = rp_address(address, true, errp);
+    struct ff_error *err;
+
+    if (!a) {
+        return NULL;
+    }
+    err = ff_error_new();
+    if (ff_address_resolve(a, err)) {
+        rp_take_error(errp, err);
+        ff_address_free(a);
+        return NULL;
+    }
+    ff_error_free(err);
+    return a;
+}
+
 bool rdma_postcopy_recover(const char *uri, Error **errp)
 {
     MigrationIncomingState *mis = migration_incoming_get_current();
     struct ff_address *a;
     const char *address;
     struct ff_error *err;
-    QEMU_LOCK_GUARD(&rp.lock);
 
-    if (!rp.dest) {
-        return false;
-    }
-    if (!qatomic_read(&rp.in.recovers)) {
-        error_setg(errp, rp.in.reconnect_ms
-                   ? "rdma-postcopy is paused for want of memory of this host, not of a link: it "
-                     "goes on by itself"
-                   : "rdma-postcopy does not resume with reconnect=0");
-        return true;
+    WITH_QEMU_LOCK_GUARD(&rp.lock) {
+        if (!rp.dest) {
+            return false;
+        }
+        if (!qatomic_read(&rp.in.recovers)) {
+            error_setg(errp, rp.in.reconnect_ms
+                       ? "rdma-postcopy is paused for want of memory of this host, not of a link: "
+                         "it goes on by itself"
+                       : "rdma-postcopy does not resume with reconnect=0");
+            return true;
+        }
     }
     if (!strstart(uri, "rdma-postcopy:", &address)) {
         error_setg(errp, "this migration goes on by rdma-postcopy:HOST:PORT alone");
         return true;
     }
-    a = rp_address(address, true, errp);
+    a = look_up(address, errp);
     if (!a) {
         return true;
     }
     err = ff_error_new();
-    if (ff_dest_listen(rp.dest, a, err)) {
-        rp_take_error(errp, err);
-    } else {
-        migration_incoming_transport_cleanup(mis);
-        rp_publish_address(address);
-        rp.in.held = false;
-        rp.in.asked = true;
-        qemu_sem_post(&rp.in.again);
-        ff_error_free(err);
+    WITH_QEMU_LOCK_GUARD(&rp.lock) {
+        if (!rp.dest || !qatomic_read(&rp.in.recovers)) {
+            error_setg(errp, "rdma-postcopy: there is another link by now");
+            ff_error_free(err);
+        } else if (ff_dest_listen(rp.dest, a, err)) {
+            rp_take_error(errp, err);
+        } else {
+            migration_incoming_transport_cleanup(mis);
+            rp_publish_address(address);
+            rp.in.held = false;
+            rp.in.asked = true;
+            qemu_sem_post(&rp.in.again);
+            ff_error_free(err);
+        }
     }
     ff_address_free(a);
     return true;

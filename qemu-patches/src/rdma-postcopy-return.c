@@ -87,12 +87,12 @@ void rp_visit_begins(void)
 /* Also while it goes back: the next try reads it, too */
 bool rdma_postcopy_keeps_log(void)
 {
-    return rp.visits && rp.dest;
+    return rp_is(&rp.visits) && rp.dest;
 }
 
 bool rdma_postcopy_forbids_snapshot(Error **errp)
 {
-    bool visits = rdma_postcopy_keeps_log(), away = rp.gave_away || rp.frozen;
+    bool visits = rdma_postcopy_keeps_log(), away = rp_is(&rp.gave_away) || rp_is(&rp.frozen);
 
     if (visits) {
         error_setg(errp, "this guest visits: no snapshot is made or loaded before it is home, "
@@ -105,8 +105,8 @@ bool rdma_postcopy_forbids_snapshot(Error **errp)
 
 bool rp_may_go_back(void)
 {
-    return rp.visits && rp.dest && qatomic_read(&rp.here) && !rp.source && !rp.releasing &&
-           !rp.gave_away;
+    return rp_is(&rp.visits) && rp.dest && rp_is(&rp.here) && !rp.source && !rp.releasing &&
+           !rp_is(&rp.gave_away);
 }
 
 /* Away: home has made another link: a return that waits to be told learns from it that it was in vain */
@@ -114,7 +114,7 @@ void rp_home_serves(void)
 {
     QEMU_LOCK_GUARD(&rp.lock);
 
-    if (rp.source && rp.returns && qatomic_read(&rp.out.recovers)) {
+    if (rp.source && rp_is(&rp.returns) && qatomic_read(&rp.out.recovers)) {
         rp.out.asked = !rp.out.held;
         ff_source_interrupt(rp.source);
         qemu_sem_post(&rp.out.again);
@@ -127,8 +127,8 @@ RdmaPostcopyWorkingSet *qmp_x_rdma_postcopy_working_set(const char *first, Error
     RdmaPostcopyWorkingSet *w;
     char *text;
 
-    if (!rp.visits || !rp.dest || (first && qatomic_read(&rp.here))) {
-        error_setg(errp, rp.visits && rp.dest ? "the guest is here already"
+    if (!rp_is(&rp.visits) || !rp.dest || (first && rp_is(&rp.here))) {
+        error_setg(errp, rp_is(&rp.visits) && rp.dest ? "the guest is here already"
                                               : "no guest visits this QEMU, nor is one to");
         ff_error_free(err);
         return NULL;
@@ -138,7 +138,7 @@ RdmaPostcopyWorkingSet *qmp_x_rdma_postcopy_working_set(const char *first, Error
         return NULL;
     }
     ff_error_free(err);
-    text = qatomic_read(&rp.here) ? ff_dest_working_set(rp.dest) : NULL;
+    text = rp_is(&rp.here) ? ff_dest_working_set(rp.dest) : NULL;
     w = g_new0(RdmaPostcopyWorkingSet, 1);
     w->text = g_strdup(text ? text : "");
     free(text);
@@ -149,7 +149,7 @@ RdmaPostcopyWorkingSet *qmp_x_rdma_postcopy_working_set(const char *first, Error
 void rp_went_back(void)
 {
     WITH_QEMU_LOCK_GUARD(&rp.lock) {
-        rp.went_back = true;
+        rp_set(&rp.went_back, true);
         qatomic_set(&rp.in.over, true);
         ff_dest_cancel(rp.dest);
         ff_dest_interrupt(rp.dest);
@@ -239,8 +239,9 @@ int rp_home_load(void)
 /* GO came: the guest is here again.  Without the BQL: who has that may wait for a page */
 void rp_home_arrived(void)
 {
-    rp.gave_away = rp.frozen = false;
     WITH_QEMU_LOCK_GUARD(&rp.lock) {
+        rp_set(&rp.gave_away, false);
+        rp_set(&rp.frozen, false);
         qatomic_set(&rp.in.over, false);
         qatomic_set(&rp.out.over, true);
         ff_source_stop(rp.source);
@@ -258,13 +259,13 @@ void rp_home_failed(const Error *err)
         runstate_set(RUN_STATE_FINISH_MIGRATE);
     }
     autostart = autostart_was;
-    rp.comes_back = false;
+    rp_set(&rp.comes_back, false);
 }
 
 void rp_end_return(void)
 {
     WITH_QEMU_LOCK_GUARD(&rp.lock) {
-        if (!rp.dest || qatomic_read(&rp.here)) {
+        if (!rp.dest || rp_is(&rp.here)) {
             return;
         }
         qatomic_set(&rp.in.over, true);
@@ -282,7 +283,7 @@ static void end_last_return(void)
     bool waits = mis->state == MIGRATION_STATUS_SETUP ||
                  mis->state == MIGRATION_STATUS_POSTCOPY_PAUSED;
 
-    if (!rp.comes_back || rp.here || !waits) {
+    if (!rp_is(&rp.comes_back) || rp_is(&rp.here) || !waits) {
         return;
     }
     rp_end_return();
@@ -303,7 +304,8 @@ void rp_fill_return(RdmaPostcopyInfo *x)
 static bool can_come_back(Error **errp)
 {
     end_last_return(); /* others run meanwhile */
-    if (!rp.source || !rp.gave_away || !rp.serves || !ff_source_runs_there(rp.source)) {
+    if (!rp.source || !rp_is(&rp.gave_away) || !rp_is(&rp.serves) ||
+        !ff_source_runs_there(rp.source)) {
         error_setg(errp, "no guest of this QEMU runs elsewhere by an rdma-postcopy migration, with "
                    "visit=on there");
     } else if (rp.dest) {
@@ -340,10 +342,11 @@ void qmp_x_rdma_postcopy_return(const char *uri, Error **errp)
     autostart_was = autostart;
     autostart = 1; /* whether it runs is said with it */
     g_clear_pointer(&failure, g_free);
-    rp.comes_back = true;
-    rp.comes_back = rp_listen(a, address, errp);
-    tried |= rp.comes_back;
-    if (!rp.comes_back) {
+    rp_set(&rp.comes_back, true);
+    if (rp_listen(a, address, errp)) {
+        tried = true;
+    } else {
+        rp_set(&rp.comes_back, false);
         autostart = autostart_was;
     }
 }

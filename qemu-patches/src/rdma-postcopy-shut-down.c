@@ -29,7 +29,7 @@ static void write_shut_down(bool down)
 {
     struct ff_error *err;
 
-    if (written == (down ? SHUT_DOWN : RUNS) || !rp.dest || !qatomic_read(&rp.here)) {
+    if (written == (down ? SHUT_DOWN : RUNS) || !rp.dest || !rp_is(&rp.here)) {
         return;
     }
     err = ff_error_new();
@@ -45,7 +45,7 @@ static void write_shut_down(bool down)
 
 static void set_shut_down(bool down)
 {
-    if (!rp.no_lease) {
+    if (!rp_is(&rp.no_lease)) {
         write_shut_down(down);
     }
 }

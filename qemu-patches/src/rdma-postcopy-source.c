@@ -51,7 +51,7 @@ static bool outgoing_precopy(Error **errp)
     struct ff_error *err;
     bool ok;
 
-    if (rp.returns || !ff_source_wants_precopy(rp.source)) {
+    if (rp_is(&rp.returns) || !ff_source_wants_precopy(rp.source)) {
         return true;
     }
     bql_lock();
@@ -94,7 +94,7 @@ static bool outgoing_switchover(MigrationState *s, bool *gone, Error **errp)
 
     if (!rp_stop_and_save(s, ft, errp)) {
         bql_lock();
-        rp.frozen = false; /* nothing was sent */
+        rp_set(&rp.frozen, false); /* nothing was sent */
         bql_unlock();
         g_clear_pointer(&rp.state, g_free);
         return false;
@@ -119,12 +119,12 @@ static bool outgoing_switchover(MigrationState *s, bool *gone, Error **errp)
         ff_error_free(err);
         return false;
     }
-    rp.gave_away = true;
+    rp_set(&rp.gave_away, true);
     rc = ff_source_go(rp.source, err);
     if (rc == -ETIME) {
-        rp.gave_away = false; /* nothing was sent */
+        rp_set(&rp.gave_away, false); /* nothing was sent */
     }
-    *gone = rp.gave_away;
+    *gone = rp_is(&rp.gave_away);
     if (rc) {
         rp_take_error(errp, err);
         return false;
@@ -144,7 +144,7 @@ static bool outgoing_serve(MigrationState *s, bool *runs, Error **errp)
     }
     if (!*runs) {
         *runs = true;
-        if (rp.returns) { /* before the BQL, which who waits for a page may have */
+        if (rp_is(&rp.returns)) { /* before the BQL, which who waits for a page may have */
             rp_went_back();
         } else {
             rp_show_image(true);
@@ -193,7 +193,8 @@ static bool outgoing_recover(MigrationState *s, bool *gone, bool *taken, Error *
     *taken = rc == -EKEYREVOKED;
     if (rc == -ETIME || *taken) {
         rp_set_reason(&rp.out, NULL);
-        *gone = rp.gave_away = false;
+        rp_set(&rp.gave_away, false);
+        *gone = false;
     }
     g_clear_pointer(errp, error_free);
     if (rc && !*taken) {
@@ -217,7 +218,7 @@ static void yank_source(void *opaque)
 {
     MigrationState *s = migrate_get_current();
 
-    if (rp.gave_away && rp.out.reconnect_ms) {
+    if (rp_is(&rp.gave_away) && rp.out.reconnect_ms) {
         ff_source_pause(rp.source);
         return;
     }
@@ -253,7 +254,7 @@ static void release_source(bool taken)
     rp_show_image(false);
     bql_lock();
     yank_unregister_function(MIGRATION_YANK_INSTANCE, yank_source, NULL);
-    if (!rp.returns) { /* else it goes on for the next try */
+    if (!rp_is(&rp.returns)) { /* else it goes on for the next try */
         rp_log_stop();
     }
     if (!ff_source_has_returned(source)) { /* else those of the return are shown */
@@ -276,12 +277,12 @@ static void release_source(bool taken)
         ff_source_free(source);
     }
     bql_lock();
-    if (!rp.returns) { /* the destination's */
+    if (!rp_is(&rp.returns)) { /* the destination's */
         rp_drop_blocks();
         ram_block_discard_disable(false);
     }
-    rp.returns = false;
-    rp.frozen = false;
+    rp_set(&rp.returns, false);
+    rp_set(&rp.frozen, false);
     rp.releasing = false;
     bql_unlock();
 }
@@ -332,7 +333,7 @@ static void end_return(void)
     bool waits;
 
     bql_lock();
-    waits = rp.comes_back;
+    waits = rp_is(&rp.comes_back);
     bql_unlock();
     if (waits) {
         rp_end_return();
@@ -348,7 +349,7 @@ static void end_return(void)
 static void end_attempt(void)
 {
     ff_source_stop(rp.source);
-    while (qatomic_read(&rp.no_lease) && !rp.quitting) {
+    while (rp_is(&rp.no_lease) && !rp_is(&rp.quitting)) {
         g_usleep(20000);
     }
 }
@@ -361,7 +362,7 @@ static void *outgoing_thread(void *opaque)
     bool done = false;
 
     rcu_register_thread();
-    rp.serves = true;
+    rp_set(&rp.serves, true);
     if (outgoing_prepare(s, &err) && outgoing_precopy(&err) &&
         outgoing_switchover(s, &gone, &err)) {
         done = outgoing_serve(s, &runs, &err);
@@ -371,7 +372,7 @@ static void *outgoing_thread(void *opaque)
     }
     if (done) {
         release_source(false);
-        if (rp.went_back) {
+        if (rp_is(&rp.went_back)) {
             rp_tell_ended();
         }
         migration_completion_end(s);
@@ -383,14 +384,14 @@ static void *outgoing_thread(void *opaque)
          * The guest is the destination's, or on its way there.  Its memory
          * here stays as it is; it is not known here whether all is needed.
          */
-        rp.serves = false;
+        rp_set(&rp.serves, false);
         migrate_set_error(s, err);
         error_report("%s; this side keeps the guest's memory and does not "
                      "run it", error_get_pretty(err));
         migrate_set_state(&s->state, MIGRATION_STATUS_POSTCOPY_ACTIVE,
                           MIGRATION_STATUS_POSTCOPY_PAUSED);
     } else {
-        if (rp.returns) {
+        if (rp_is(&rp.returns)) {
             end_attempt();
         } else {
             end_return();
@@ -485,7 +486,7 @@ void rdma_postcopy_start_outgoing(MigrationState *s, const char *address,
     if (migration_call_notifiers(s, MIG_EVENT_PRECOPY_SETUP, errp)) {
         goto fail;
     }
-    rp.returns = returns;
+    rp_set(&rp.returns, returns);
     rp_resume_reset(&rp.out, a);
     rp_forget_return();
     ff_address_free(a); /* the library has it: rp.to is what an operator gave */
@@ -531,7 +532,7 @@ bool rdma_postcopy_cancel(MigrationState *s)
     MigrationStatus was = qatomic_read(&s->state);
 
     if (!rp.source) {
-        return rp.gave_away; /* complete, or about to be */
+        return rp_is(&rp.gave_away); /* complete, or about to be */
     }
     for (size_t i = 0; i < ARRAY_SIZE(early); i++) {
         migrate_set_state(&s->state, early[i], MIGRATION_STATUS_CANCELLING);

@@ -21,6 +21,25 @@ struct rp_wait {
     bool reconnects;            /* it does so by itself */
 };
 
+/*
+ * Written and read by the main thread, the thread of a side and who speaks out of band, which have
+ * no lock in common.  A type of its own, so that nobody reads it plainly.  Who sees a flag sees
+ * what was written before it
+ */
+typedef struct rp_flag {
+    bool is;
+} rp_flag;
+
+static inline bool rp_is(const rp_flag *flag)
+{
+    return qatomic_load_acquire(&flag->is);
+}
+
+static inline void rp_set(rp_flag *flag, bool is)
+{
+    qatomic_store_release(&flag->is, is);
+}
+
 struct rp_state {
     struct ff_source *source;   /* writes under the BQL */
     struct ff_dest *dest;       /* likewise */
@@ -31,26 +50,26 @@ struct rp_state {
     char link_detail[FF_LINK_DETAIL_MAX];
     bool used;                  /* stats and link mean something */
     bool poisoned;              /* memory came with pages that its source could not read */
-    bool gave_away;             /* this process must not run its guest */
-    bool frozen;                /* source: memory is an image, must not change */
-    bool here;                  /* destination: GO was received */
-    bool short_of_memory;       /* destination: why it is paused, if it is */
+    rp_flag gave_away;          /* this process must not run its guest */
+    rp_flag frozen;             /* source: memory is an image, must not change */
+    rp_flag here;               /* destination: GO was received */
+    rp_flag short_of_memory;    /* destination: why it is paused, if it is */
     bool prepared;              /* destination: incoming_prepare() ran */
     bool refused;               /* destination: failed, must never run */
     bool releasing;             /* source: being freed, without the BQL */
     Error *failure;             /* source: why the guest goes on here */
-    bool no_lease;              /* destination: under the BQL; see rdma-postcopy-lease.c */
+    rp_flag no_lease;           /* destination: under the BQL; see rdma-postcopy-lease.c */
     int incoming_tid;           /* destination: its thread */
     char *tls_creds;            /* destination: the parameter as it was */
     bool holds;                 /* destination: under the BQL; see rdma-postcopy-output.c */
-    bool quitting;              /* the process ends: nothing begins any more */
+    rp_flag quitting;           /* the process ends: nothing begins any more */
     /* a guest that comes back; see rdma-postcopy-return.c */
-    bool visits;                /* destination: its guest is to go back */
-    bool went_back;             /* ... and did */
-    bool returns;               /* source: that is where it goes */
-    bool comes_back;            /* home: dest is that of a guest that went from here by source */
+    rp_flag visits;             /* destination: its guest is to go back */
+    rp_flag went_back;          /* ... and did */
+    rp_flag returns;            /* source: that is where it goes */
+    rp_flag comes_back;         /* home: dest is that of a guest that went from here by source */
     bool resets;                /* home, under the BQL: devices, before they are loaded */
-    bool serves;                /* source: its thread lives */
+    rp_flag serves;             /* source: its thread lives */
     bool yanks;                 /* destination: rp_yank_dest() is registered */
     /* resuming; see rdma-postcopy-resume.c */
     QemuMutex lock;             /* of what follows, and of source and dest where the BQL is not */

@@ -36,7 +36,7 @@ static bool outgoing_stop(MigrationState *s, Error **errp)
                    "since the migration began: start it again");
         return false;
     }
-    if (rp.returns && qatomic_read(&rp.in.recovers)) {
+    if (rp_is(&rp.returns) && qatomic_read(&rp.in.recovers)) {
         error_setg(errp, RP_NO_LINK_HOME);
         return false;
     }
@@ -45,7 +45,7 @@ static bool outgoing_stop(MigrationState *s, Error **errp)
         error_setg_errno(errp, -ret, "rdma-postcopy: cannot stop the guest");
         return false;
     }
-    rp.frozen = true;
+    rp_set(&rp.frozen, true);
     if (!migration_switchover_prepare(s)) { /* may let go of the BQL */
         error_setg(errp, "rdma-postcopy: canceled");
         return false;
@@ -57,7 +57,7 @@ static bool save(struct rp_first_touch *ft, Error **errp)
 {
     uint64_t pages;
 
-    if (rp.quitting) { /* its disks are gone, or go */
+    if (rp_is(&rp.quitting)) { /* its disks are gone, or go */
         error_setg(errp, "rdma-postcopy: this QEMU was told to quit");
         return false;
     }

@@ -59,9 +59,9 @@ void rp_collapse_stop(void)
 bool rdma_postcopy_is_idle(Error **errp)
 {
     rp_collapse_stop(); /* any migration comes first */
-    if (rp.gave_away || rp.source || rp.releasing || rp.dest) {
+    if (rp_is(&rp.gave_away) || rp.source || rp.releasing || rp.dest) {
         error_setg(errp, "an rdma-postcopy migration %s: no other can begin",
-                   rp.gave_away ? "took this guest away" : "is under way");
+                   rp_is(&rp.gave_away) ? "took this guest away" : "is under way");
         return false;
     }
     return farfork_child_is_idle(errp);
@@ -97,7 +97,7 @@ bool rdma_postcopy_forbids_reset(void)
     if (rp.resets) {
         return false;
     }
-    if (rp.frozen || rp.gave_away || (rp.dest && !rp.here) ||
+    if (rp_is(&rp.frozen) || rp_is(&rp.gave_away) || (rp.dest && !rp_is(&rp.here)) ||
         farfork_child_forbids_run()) {
         warn_report("rdma-postcopy: reset ignored: this side does not own the "
                     "guest's memory");
@@ -113,27 +113,27 @@ bool rdma_postcopy_forbids_reset(void)
 bool rdma_postcopy_forbids_cont(Error **errp)
 {
     bool waits = runstate_check(RUN_STATE_INMIGRATE);
-    bool waits_for_lease = rp.no_lease && !waits;
+    bool waits_for_lease = rp_is(&rp.no_lease) && !waits;
 
-    if (rp.gave_away) {
+    if (rp_is(&rp.gave_away)) {
         error_setg(errp, "this guest runs on the destination of its "
                    "rdma-postcopy migration; it cannot run here as well");
-    } else if (rp.frozen) {
+    } else if (rp_is(&rp.frozen)) {
         error_setg(errp, "this guest is being moved by rdma-postcopy");
     } else if (waits_for_lease) {
         rdma_postcopy_wish_run(true);
         error_setg(errp, "the source of this guest is not heard, and may take it back: it goes on "
                    "here when it is heard, or by x-rdma-postcopy-release if it is dead for good");
     } else {
-        return rp.dest && rp.here && !waits && !rp_activate_disks(errp);
+        return rp.dest && rp_is(&rp.here) && !waits && !rp_activate_disks(errp);
     }
     return true;
 }
 
 bool rdma_postcopy_forbids_run(void)
 {
-    return rp.gave_away || rp.frozen || rp.refused || rp.no_lease ||
-           (rp.dest && !rp.here) || farfork_child_forbids_run();
+    return rp_is(&rp.gave_away) || rp_is(&rp.frozen) || rp.refused || rp_is(&rp.no_lease) ||
+           (rp.dest && !rp_is(&rp.here)) || farfork_child_forbids_run();
 }
 
 bool rp_hold_discards(Error **errp)
@@ -157,7 +157,7 @@ void rdma_postcopy_fill_info(MigrationInfo *info)
         ff_source_stats(rp.source, &rp.stats);
         rp.link = ff_source_link(rp.source);
         ff_source_link_detail(rp.source, rp.link_detail);
-    } else if (rp.dest && !rp.went_back) { /* else those of the return are shown */
+    } else if (rp.dest && !rp_is(&rp.went_back)) { /* else those of the return are shown */
         ff_dest_stats(rp.dest, &rp.stats);
         ff_dest_stages(rp.dest, rp.stages);
         rp.link = ff_dest_link(rp.dest);
@@ -170,7 +170,7 @@ void rdma_postcopy_fill_info(MigrationInfo *info)
         info->x_rdma_postcopy->has_taking_back = true;
         info->x_rdma_postcopy->taking_back = rp.takes_back;
     }
-    if (rp.dest && rp.here && info->status == MIGRATION_STATUS_POSTCOPY_PAUSED) {
+    if (rp.dest && rp_is(&rp.here) && info->status == MIGRATION_STATUS_POSTCOPY_PAUSED) {
         info->x_rdma_postcopy->has_missing = true;
         info->x_rdma_postcopy->missing = rp_missing_list();
     }
