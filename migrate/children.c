@@ -220,6 +220,8 @@ static void serve_event(struct ff_pager *p, struct ff_pager_child *k, uint32_t r
         if (was != FF_CLAIM_PRESENT && was != FF_CLAIM_POISONED) {
             if (was == FF_CLAIM_INFLIGHT)
                 atomic_fetch_add(&c->waited, 1);
+            if (was == FF_CLAIM_HOLE) /* there was no room: ff_children_check() has to look */
+                c->seen = atomic_load(&p->installs) - 1;
             return;
         }
         drop_note(p, c->n_notes - 1);

@@ -150,8 +150,14 @@ void tcp_set_congestion(int fd)
 
 void tcp_set_tos(int fd, int tos)
 {
+    int priority;
+    socklen_t len = sizeof(priority);
+    bool known = !getsockopt(fd, SOL_SOCKET, SO_PRIORITY, &priority, &len);
+
     setsockopt(fd, IPPROTO_IP, IP_TOS, &tos, sizeof(tos));
     setsockopt(fd, IPPROTO_IPV6, IPV6_TCLASS, &tos, sizeof(tos));
+    if (known && priority) /* IP_TOS has set one by the class */
+        setsockopt(fd, SOL_SOCKET, SO_PRIORITY, &priority, sizeof(priority));
 }
 
 void tcp_set_urgent(int fd)

@@ -424,7 +424,7 @@ static int next_request(struct verbs_listener *ls, const struct verbs_link *v,
             reject(r->id, why.text);
         rdma_destroy_id(r->id);
     }
-    return -EAGAIN;
+    return ls->gone.code ? ff_error_set(err, ls->gone.code, "%s", ls->gone.text) : -EAGAIN;
 }
 
 /* Accept @r for @v; takes its id */

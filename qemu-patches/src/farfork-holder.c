@@ -354,17 +354,24 @@ static void leave_parent(const struct fc_frozen *f)
 /*
  * Where the file is the image, serve the file: an RDMA device's pages of a
  * private mapping would be copied when they are pinned.  Linux before 6.2
- * registers a shared mapping only if it may be written, so this one may be:
- * nobody does, and the device's key is for reading.
+ * registers a shared mapping only if it may be written, so this one may be
+ * where its file permits that (one that was forked before is sealed): nobody
+ * does, and the device's key is for reading.
  */
+static void *map_file(const struct ff_region *r, int prot)
+{
+    return mmap(NULL, r->len_bytes, prot, MAP_SHARED | MAP_NORESERVE, r->fd, r->fd_offset);
+}
+
 static void map_files(struct fc_frozen *f)
 {
     for (unsigned i = 0; i < f->n_regions; i++) {
         struct ff_region *r = &f->region[i];
-        void *p = r->fd < 0 ? MAP_FAILED :
-                  mmap(NULL, r->len_bytes, PROT_READ | PROT_WRITE,
-                       MAP_SHARED | MAP_NORESERVE, r->fd, r->fd_offset);
+        void *p = r->fd < 0 ? MAP_FAILED : map_file(r, PROT_READ | PROT_WRITE);
 
+        if (p == MAP_FAILED && r->fd >= 0) {
+            p = map_file(r, PROT_READ);
+        }
         if (p != MAP_FAILED) { /* else the private mapping has the same bytes */
             r->host = p;
         }

@@ -45,6 +45,11 @@ static bool outgoing_stop(MigrationState *s, Error **errp)
         error_setg_errno(errp, -ret, "rdma-postcopy: cannot stop the guest");
         return false;
     }
+    /* its last act: from here on it would be dropped */
+    if (qemu_reset_requested_get() || qemu_shutdown_requested_get()) {
+        error_setg(errp, "rdma-postcopy: a reset or a shutdown came in between: start it again");
+        return false;
+    }
     rp_set(&rp.frozen, true);
     if (!migration_switchover_prepare(s)) { /* may let go of the BQL */
         error_setg(errp, "rdma-postcopy: canceled");
@@ -98,15 +103,18 @@ bool rp_stop_and_save(MigrationState *s, struct rp_first_touch *ft, Error **errp
     struct save it = { .ft = ft, .errp = errp };
     bool ok;
 
+    qemu_sem_init(&it.done, 0);
     bql_lock();
     ok = outgoing_stop(s, errp);
+    if (ok) {
+        /* of the outermost loop: a nested one may be in the middle of a change of disks */
+        aio_bh_schedule_oneshot(iohandler_get_aio_context(), save_bh, &it);
+    }
     bql_unlock();
     if (!ok) {
+        qemu_sem_destroy(&it.done);
         return false;
     }
-    qemu_sem_init(&it.done, 0);
-    /* of the outermost loop: a nested one may be in the middle of a change of disks */
-    aio_bh_schedule_oneshot(iohandler_get_aio_context(), save_bh, &it);
     qemu_sem_wait(&it.done);
     qemu_sem_destroy(&it.done);
     return it.ok;
