@@ -56,6 +56,14 @@ static int write_mark_text(const struct ff_until_go *u, int fd)
     return fsync(fd) ? -errno : 0;
 }
 
+/* Where the file system can promise it: no room is found now, and not when a source has come */
+static int reserve_mark_text(const struct ff_until_go *u, int fd)
+{
+    bool none = fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, sizeof(u->text)) < 0 && (errno == ENOSPC || errno == EDQUOT);
+
+    return none ? -errno : 0;
+}
+
 /* What is there already is another's, also a link to somewhere else. The failpoint's second time
  * stands for fsync(). @back: put back, while nothing has run: it is true, on disk or not, and stays */
 static int make_file(struct ff_until_go *u, bool back)
@@ -66,6 +74,8 @@ static int make_file(struct ff_until_go *u, bool back)
     if (fd < 0)
         return rc ? rc : -errno;
     rc = ff_failpoint("dest.mark");
+    if (!rc)
+        rc = reserve_mark_text(u, fd);
     if (!rc)
         rc = write_mark_text(u, fd);
     if (!rc && fsync(u->dir))
