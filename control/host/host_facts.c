@@ -161,13 +161,13 @@ static void add_process(json_t *guests, json_t *holders, pid_t pid)
     FF_AUTO_FREE char *job = role == NO_QEMU ? NULL : process_job(pid);
     json_int_t resident = (json_int_t)(number_of(status, "VmRSS:") << 10);
     if (role == GUEST)
-        json_array_append_new(guests, json_pack("{si sI so so so sI}", "pid", (int)pid, "uid", user_of(status), "name",
-                                                json_lossy(name), "job", json_lossy(job), "qemu", json_lossy(program),
-                                                "resident_bytes", resident));
+        json_array_append_new(guests, json_pack("{si so so so sI sI}", "pid", (int)pid, "name", json_lossy(name),
+                                                "job", json_lossy(job), "qemu", json_lossy(program),
+                                                "resident_bytes", resident, "uid", user_of(status)));
     else if (role != NO_QEMU)
-        json_array_append_new(holders, json_pack("{si sI so so ss sI}", "pid", (int)pid, "uid", user_of(status), "name",
-                                                  json_lossy(name), "job", json_lossy(job), "of", role == HOLDER ? "fork" : "guest elsewhere",
-                                                  "resident_bytes", resident));
+        json_array_append_new(holders, json_pack("{si so so ss sI sI}", "pid", (int)pid, "name", json_lossy(name),
+                                                  "job", json_lossy(job), "of", role == HOLDER ? "fork" : "guest elsewhere",
+                                                  "resident_bytes", resident, "uid", user_of(status)));
     strv_free(&words);
 }
 
