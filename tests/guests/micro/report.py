@@ -105,7 +105,9 @@ class Log:
             obj = json.loads(row)
             if obj.get("farfork") != "micro":
                 raise ValueError
-        except (ValueError, AttributeError):
+            if "event" not in obj:  # two torn rows may make one that is good JSON
+                obj["hist"] = as_hist(obj["hist"])
+        except (ValueError, TypeError, KeyError, AttributeError):
             if self.rows == 1 and not row.startswith(b'{"farfork"'):
                 self.torn_head = row
             else:
@@ -114,7 +116,6 @@ class Log:
         if "event" in obj:
             self.events.append(obj)
         else:
-            obj["hist"] = as_hist(obj["hist"])
             self.lines.append(obj)
 
 
