@@ -31,6 +31,7 @@
  * into a connection.
  */
 #include "qemu/osdep.h"
+#include <sys/utsname.h>
 #include <dirent.h>
 #include <poll.h>
 #include <sys/mman.h>
@@ -358,6 +359,15 @@ static void leave_parent(const struct fc_frozen *f)
  * where its file permits that (one that was forked before is sealed): nobody
  * does, and the device's key is for reading.
  */
+static bool registers_read_only(void)
+{
+    struct utsname u;
+    unsigned major, minor;
+
+    return !uname(&u) && sscanf(u.release, "%u.%u", &major, &minor) == 2 &&
+           (major > 6 || (major == 6 && minor >= 2));
+}
+
 static void *map_file(const struct ff_region *r, int prot)
 {
     return mmap(NULL, r->len_bytes, prot, MAP_SHARED | MAP_NORESERVE, r->fd, r->fd_offset);
@@ -369,7 +379,7 @@ static void map_files(struct fc_frozen *f)
         struct ff_region *r = &f->region[i];
         void *p = r->fd < 0 ? MAP_FAILED : map_file(r, PROT_READ | PROT_WRITE);
 
-        if (p == MAP_FAILED && r->fd >= 0) {
+        if (p == MAP_FAILED && r->fd >= 0 && registers_read_only()) {
             p = map_file(r, PROT_READ);
         }
         if (p != MAP_FAILED) { /* else the private mapping has the same bytes */
