@@ -241,15 +241,26 @@ static int rewrite_one(struct rewrite *r, const char *word, const char *option, 
     return 0;
 }
 
-void command_line_name_disk(struct strv *argv)
+/* The dynamic loader, which a QEMU was started with: "ld.so --library-path DIR QEMU -m 64" */
+static bool is_loader(const char *exe)
+{
+    const char *slash = strrchr(exe, '/');
+    const char *name = slash ? slash + 1 : exe;
+
+    return !strncmp(name, "ld-linux", 8) || !strncmp(name, "ld.so", 5);
+}
+
+void command_line_name_disk(struct strv *argv, const char *exe)
 {
     struct strv out = {0};
+    bool is_program = is_loader(exe); /* of the next bare word */
 
     for (size_t i = 0; i < argv->n; i++) {
         const char *word = argv->v[i], *option = word + 1;
         bool is_option = i && *word == '-';
-        if (i && !is_option)
+        if (i && !is_option && !is_program)
             strv_add(&out, "-hda");
+        is_program = is_program && (!i || is_option);
         strv_add(&out, "%s", word);
         option += is_option && *option == '-';
         if (is_option && takes_argument(option) && i + 1 < argv->n)

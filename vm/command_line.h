@@ -49,8 +49,9 @@ int net_policy_parse(const char *text, enum net_policy *net, const char **bridge
 int command_line_rewrite(char *const *parent, const struct vm_spec *s, struct strv *out,
                struct strv *notes, struct ff_error *why);
 
-/* An image without an option is the first disk: "disk.img" becomes "-hda disk.img" */
-void command_line_name_disk(struct strv *argv);
+/* An image without an option is the first disk: "disk.img" becomes "-hda disk.img". @exe: the program
+ * that runs; if that is the dynamic loader, the first word without an option is QEMU */
+void command_line_name_disk(struct strv *argv, const char *exe);
 
 /* The option that names a file by a name relative to QEMU's folder, as "-kernel Image", to be freed;
  * NULL: none does, and another QEMU can run in another folder */

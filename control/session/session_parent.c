@@ -175,7 +175,7 @@ static bool folder_is_there(pid_t pid, const char *folder)
 static int find_folder(struct session *s, struct ff_error *why)
 {
     s->parent_cwd = read_link(s->parent_pid, "cwd");
-    command_line_name_disk(&s->parent_argv);
+    command_line_name_disk(&s->parent_argv, s->parent_exe);
     config_file_expand(&s->parent_argv, s->parent_cwd, process_age_s(s->parent_pid));
     FF_AUTO_FREE char *relative = command_line_relative(s->parent_argv.v);
     s->anywhere = !relative;

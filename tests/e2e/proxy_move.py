@@ -246,7 +246,7 @@ class Orphan:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
-    def wait(self, _limit_s):
+    def wait(self, _limit_s=None):
         pass
 
 

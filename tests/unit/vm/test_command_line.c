@@ -404,16 +404,19 @@ static void test_disk_without_option(void **state)
         {"qemu -S /d.img --nographic", "qemu -S -hda /d.img --nographic"}, /* -S takes no argument */
         {"qemu --name -S -enable-kvm json:{}", "qemu --name -S -enable-kvm -hda json:{}"},
         {"qemu -m", "qemu -m"},
+        {"/lib/ld-linux-x86-64.so.2 --library-path /l qemu -m 64 d.img",
+         "/lib/ld-linux-x86-64.so.2 --library-path /l qemu -m 64 -hda d.img"},
+        {"ld.so /qemu d.img", "ld.so /qemu -hda d.img"},
     };
     (void)state;
 
     for (size_t i = 0; i < FF_ARRAY_LEN(cases); i++) {
-        char text[80], *rest = text;
+        char text[120], *rest = text;
         struct strv argv = {0};
         snprintf(text, sizeof(text), "%s", cases[i].in);
         for (char *w; (w = strsep(&rest, " "));)
             strv_add(&argv, "%s", w);
-        command_line_name_disk(&argv);
+        command_line_name_disk(&argv, argv.v[0]);
         FF_AUTO_FREE char *out = xstrdup("");
         for (size_t k = 0; k < argv.n; k++) {
             char *more = xprintf("%s%s%s", out, k ? " " : "", argv.v[k]);
