@@ -18,7 +18,7 @@ Figures   run: from the command to the first byte on the last child's console; c
           --plots: over the number of hosts, PNG and SVG
 Guests    have vCPUs that run when nobody else wants a CPU (SCHED_IDLE): they do not halt, and many on few
           CPUs would be what is measured. Still they are: KVM lets go of such a vCPU up to 0.2 s late here, and
-          agents wait. --busy: as others do; --still: parent and children are stopped once all children
+          agents wait. --busy: they touch all of their memory at full speed, and no CPU is kept from them; --still: parent and children are stopped once all children
           have run, so that what is measured is how memory is spread, and no faults come from then on;
           --verify: they use their memory, and each child sweeps all of it afterwards, twice, and finds it
           right
@@ -52,6 +52,7 @@ VMCLONE = os.path.abspath(forks.VMCLONE)
 NET = '10.80'
 PIECE = 64 << 10
 LIMIT_S = 900
+TOUCHES_ALL = 'mode=random wss=100 sweep=0 report_ms=2000 beat_ms=2'
 LOOK_S = 0.1
 CLONE_NEWNET = 0x40000000
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -237,7 +238,7 @@ def one(t, place, way, o, accel, tag):
         common.place = place
         parent = stack.enter_context(Micro(
             type('Work', (), {'work': folder}), 'parent', accel, memory='anon', mem_mib=o.mem,
-            load=forks.LOADS['busy' if o.verify else 'idle'] + ' fill=100',
+            load=(TOUCHES_ALL if o.busy else forks.LOADS['busy' if o.verify else 'idle']) + ' fill=100',
             extra=['-qmp', f'unix:{second},server=on,wait=off', *NAMED]))
         parent.wait_ready(120)
         if not o.busy:
