@@ -184,8 +184,37 @@ static int write_half(struct qmp *q)
     return rc;
 }
 
-/* @text has no newline yet */
-static int write_command(struct qmp *q, const char *text)
+/* Write the beginning of @q->half, and pass @fd with it */
+static int write_with_fd(struct qmp *q, int fd)
+{
+    union {
+        struct cmsghdr head;
+        char room[CMSG_SPACE(sizeof(int))];
+    } c = {.head = {.cmsg_len = CMSG_LEN(sizeof(int)),
+                    .cmsg_level = SOL_SOCKET,
+                    .cmsg_type = SCM_RIGHTS}};
+    struct iovec text = {q->half, strlen(q->half)};
+    const struct msghdr m = {.msg_iov = &text, .msg_iovlen = 1, .msg_control = &c,
+                             .msg_controllen = sizeof(c)};
+    struct pollfd p = {.fd = q->fd, .events = POLLOUT};
+    const uint64_t end = ff_now_ms() + (uint64_t)q->limit_ms;
+    ssize_t n;
+
+    memcpy(CMSG_DATA(&c.head), &fd, sizeof(fd));
+    while ((n = sendmsg(q->fd, &m, MSG_NOSIGNAL)) < 0) {
+        uint64_t now = ff_now_ms();
+
+        if (errno != EAGAIN && errno != EINTR)
+            return -errno;
+        if (now >= end || (errno == EAGAIN && !poll(&p, 1, (int)(end - now))))
+            return -ETIMEDOUT;
+    }
+    q->half_done = (size_t)n;
+    return 0;
+}
+
+/* @text has no newline yet; @fd: -1: none */
+static int write_command(struct qmp *q, const char *text, int fd)
 {
     int rc = write_half(q);
 
@@ -193,7 +222,9 @@ static int write_command(struct qmp *q, const char *text)
         return rc;
     q->half = xprintf("%s\n", text);
     q->half_done = 0;
-    rc = write_half(q);
+    rc = fd < 0 ? 0 : write_with_fd(q, fd);
+    if (!rc)
+        rc = write_half(q);
     if (rc && !q->half_done) {
         free(q->half);
         q->half = NULL;
@@ -201,9 +232,16 @@ static int write_command(struct qmp *q, const char *text)
     return rc;
 }
 
-int qmp_command(struct qmp *q, const char *name, json_t *arguments, json_t **result,
-                struct ff_error *why)
+int qmp_command_with_fd(struct qmp *q, const char *name, json_t *arguments, int fd, json_t **result,
+                        struct ff_error *why)
 {
+    if (q->run && fd >= 0) {
+        json_decref(arguments);
+        return ff_error_set(why, EOPNOTSUPP,
+                            "%s: pass a descriptor: another program carries commands to this "
+                            "monitor, and passes none",
+                            name);
+    }
     json_t *m = json_pack("{ss sI}", "execute", name, "id", ++q->last_id);
 
     if (arguments)
@@ -215,9 +253,15 @@ int qmp_command(struct qmp *q, const char *name, json_t *arguments, json_t **res
         return run_by(q, name, command, result, why);
     }
     FF_AUTO_FREE char *text = json_dumps(m, JSON_COMPACT);
-    int rc = text ? write_command(q, text) : -ENOMEM;
+    int rc = text ? write_command(q, text, fd) : -ENOMEM;
     json_decref(m);
     return qmp_wait_answer(q, name, rc, result, why);
+}
+
+int qmp_command(struct qmp *q, const char *name, json_t *arguments, json_t **result,
+                struct ff_error *why)
+{
+    return qmp_command_with_fd(q, name, arguments, -1, result, why);
 }
 
 int qmp_add_key(struct qmp *q, const char *key, struct ff_error *why)

@@ -44,7 +44,11 @@ struct qmp *qmp_by(int (*run)(void *opaque, const char *line, char **answer, str
 int qmp_command(struct qmp *q, const char *name, json_t *arguments, json_t **result,
                 struct ff_error *why);
 
-/* Likewise, object-add of the secret KEY_SECRET: @key is of key_text_new() */
+/* Likewise, and pass @fd to the QEMU with it (add-fd); -1: none. -EOPNOTSUPP: @q is of qmp_by() */
+int qmp_command_with_fd(struct qmp *q, const char *name, json_t *arguments, int fd, json_t **result,
+                        struct ff_error *why);
+
+/* As qmp_command(), object-add of the secret KEY_SECRET: @key is of key_text_new() */
 int qmp_add_key(struct qmp *q, const char *key, struct ff_error *why);
 
 /* The oldest event not taken yet, to be released; NULL: none */
