@@ -31,6 +31,7 @@ INC_probe := probe migrate rdma uffd base include
 INC_clone := clone migrate rdma uffd base include
 INC_vm := vm base
 INC_vm/disk := vm/disk $(INC_vm)
+INC_vm/attach := vm/attach $(INC_vm)
 INC_control/host := control/host $(INC_vm/disk) include
 INC_control/session := control/session $(INC_control/host)
 INC_control/agent := control/agent $(INC_control/host)
@@ -43,7 +44,7 @@ iquote = $(addprefix -iquote ,$(INC_$(1)))
 LIB_DIRS := base rdma uffd migrate probe clone
 LIB_SRC := $(sort $(wildcard $(addsuffix /*.c,$(LIB_DIRS))))
 LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/obj/%.o)
-TOOL_DIRS := vm vm/disk $(addprefix control/,host session agent fork move proxy) cli
+TOOL_DIRS := vm vm/disk vm/attach $(addprefix control/,host session agent fork move proxy) cli
 TOOL_SRC := $(sort $(wildcard $(addsuffix /*.c,$(TOOL_DIRS))))
 TOOL_OBJ := $(TOOL_SRC:%.c=$(BUILD)/obj/%.o)
 TOOL_MAIN := $(BUILD)/obj/cli/farfork.o $(BUILD)/obj/cli/vmclone.o # one program each

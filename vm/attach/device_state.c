@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * device_state.c - the state of a stopped guest's devices, from any QEMU
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      get from a QEMU that has never heard of us what its devices are like, without its
+ *              memory, by the command xen-save-devices-state: every QEMU has it, for every machine
+ *              and accelerator. What iterates is not in it: RAM, and devices that migrate as RAM
+ *              does.
+ *
+ * Picture      QEMU                               here
+ *              stop (the caller)
+ *              query-status                       a turn of the main loop: "paused"
+ *              query-status                       and another one
+ *              add-fd                        <--- a memfd, open for writing
+ *              xen-save-devices-state /dev/fdset/N
+ *              remove-fd N                        whatever happened
+ *              query-named-block-nodes            with disks given up: is none active? (from 10.0 on)
+ *                                                 read the memfd
+ *
+ * Turns        `stop` drains disks, but a kick that it handles last leaves a bottom half behind,
+ *              which would write guest memory after the state was saved: virtio-gpu's queues, for
+ *              instance. A command that is not out-of-band runs in a bottom half of the main loop
+ *              itself. It is sent when the answer to the one before is here, which the main loop
+ *              wrote after that one's handler had returned. So between two handlers there is at
+ *              least one whole iteration, in which all bottom halves run that were scheduled
+ *              before. The first iteration runs what `stop` left behind, the second what that has
+ *              scheduled; add-fd and the save itself come after a third and a fourth.
+ *
+ * Invariants   1. A guest that runs is never saved: QEMU would stop it for that moment, and let it
+ *                 go on. test_device_state.c: running.
+ *              2. No descriptor stays in QEMU, unless QEMU does not answer. test_device_state.c:
+ *                 fails.
+ *              3. Disks that were not given up are an error. QEMU 10.0 and newer only logs that, so
+ *                 this file looks at "active" of each node; older ones fail the command.
+ *
+ * Failure      The guest stays stopped, and `cont` gives it back with its disks, after any error.
+ * Limits       QEMU opens /dev/fdset/N only with a descriptor of the same access mode: so the memfd
+ *              is opened again, for writing alone.
+ * Sources      qmp_xen_save_devices_state(), qmp_dispatch(), aio_bh_poll(),
+ *              monitor_fdset_dup_fd_add() of QEMU 10.0
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "autojson.h"
+#include "cleanup.h"
+#include "device_state.h"
+#include "whole_file.h"
+
+#define SAVE "xen-save-devices-state"
+
+/* --- before the guest is stopped --- */
+
+static int find_command(struct qmp *q, struct ff_error *err)
+{
+    FF_AUTO_JSON json_t *list = NULL;
+    int rc = qmp_command(q, "query-commands", NULL, &list, err);
+
+    if (rc || json_find(list, "name", SAVE))
+        return rc;
+    return ff_error_set(err, ENOTSUP,
+                        "device state: this QEMU has no command " SAVE
+                        ": use a QEMU that was built with migration");
+}
+
+static int check_no_migration(struct qmp *q, struct ff_error *err)
+{
+    static const char *const ended[] = {"", "none", "completed", "failed", "cancelled"};
+    FF_AUTO_JSON json_t *m = NULL;
+    int rc = qmp_command(q, "query-migrate", NULL, &m, err);
+
+    if (rc)
+        return rc;
+    const json_t *reasons = json_object_get(m, "blocked-reasons");
+    if (json_array_size(reasons)) {
+        const char *first = json_string_value(json_array_get(reasons, 0));
+
+        return ff_error_set(err, ENOTSUP,
+                            "device state: QEMU does not migrate this guest: %s: unplug that "
+                            "device, or end what is under way",
+                            first ? first : "without a reason");
+    }
+    const char *status = text_of(m, "status");
+    for (size_t i = 0; i < FF_ARRAY_LEN(ended); i++)
+        if (!strcmp(status, ended[i]))
+            return 0;
+    return ff_error_set(err, EBUSY,
+                        "device state: a migration of QEMU's own is '%s': wait for its end, or "
+                        "cancel it (migrate_cancel)",
+                        status);
+}
+
+int device_state_may(struct qmp *q, struct ff_error *err)
+{
+    int rc = find_command(q, err);
+
+    return rc ? rc : check_no_migration(q, err);
+}
+
+/* --- of the stopped guest --- */
+
+/* One turn of the main loop; the guest must be stopped */
+static int turn_main_loop(struct qmp *q, struct ff_error *err)
+{
+    FF_AUTO_JSON json_t *s = NULL;
+    int rc = qmp_command(q, "query-status", NULL, &s, err);
+
+    if (rc)
+        return rc;
+    const char *status = text_of(s, "status");
+    if (strcmp(status, "paused") && strcmp(status, "prelaunch"))
+        return ff_error_set(
+            err, EINVAL,
+            "device state: the guest is '%s' (permitted 'paused', 'prelaunch'): stop "
+            "it, or let it leave that state first",
+            status);
+    return 0;
+}
+
+/* A memfd, and the same open for writing alone */
+static int open_memory(int *memory, int *writer, struct ff_error *err)
+{
+    char path[32];
+
+    *memory = memfd_create("farfork-device-state", MFD_CLOEXEC);
+    if (*memory < 0)
+        return ff_error_set(err, errno, "device state: memfd_create: %s", strerror(errno));
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", *memory);
+    *writer = open(path, O_WRONLY | O_CLOEXEC);
+    if (*writer < 0)
+        return ff_error_set(err, errno, "device state: open %s: %s", path, strerror(errno));
+    return 0;
+}
+
+static int save_to(struct qmp *q, bool give_up_disks, int writer, struct ff_error *err)
+{
+    FF_AUTO_JSON json_t *added = NULL;
+    char path[48];
+    int rc = qmp_command_with_fd(q, "add-fd", NULL, writer, &added, err);
+
+    if (rc)
+        return rc;
+    const json_t *set = json_object_get(added, "fdset-id");
+    if (!json_is_integer(set))
+        return ff_error_set(err, EPROTO, "device state: add-fd: the answer has no fdset-id");
+    const json_int_t id = json_integer_value(set);
+    snprintf(path, sizeof(path), "/dev/fdset/%lld", (long long)id);
+    rc = qmp_command(q, SAVE, json_pack("{ss sb}", "filename", path, "live", give_up_disks), NULL,
+                     err);
+    /* where this fails, the descriptor goes with the QEMU, or with the monitor's last client */
+    qmp_command(q, "remove-fd", json_pack("{sI}", "fdset-id", id), NULL, NULL);
+    return rc;
+}
+
+static int check_given_up(struct qmp *q, struct ff_error *err)
+{
+    FF_AUTO_JSON json_t *nodes = NULL;
+    int rc = qmp_command(q, "query-named-block-nodes", json_pack("{sb}", "flat", true), &nodes,
+                         err);
+
+    for (size_t i = 0; !rc && i < json_array_size(nodes); i++) {
+        const json_t *n = json_array_get(nodes, i);
+
+        if (json_is_true(json_object_get(n, "active")))
+            rc = ff_error_set(err, EIO,
+                              "device state: QEMU did not give up the disk %s (node '%s'): its log "
+                              "says why; an export or a job may use it",
+                              text_of(n, "file"), text_of(n, "node-name"));
+    }
+    return rc;
+}
+
+static int read_memory(int memory, uint8_t **out, size_t *len_bytes, struct ff_error *err)
+{
+    struct stat st;
+    FF_AUTO_FREE uint8_t *data = NULL;
+
+    if (fstat(memory, &st) < 0)
+        return ff_error_set(err, errno, "device state: fstat: %s", strerror(errno));
+    if (st.st_size < 1 || st.st_size > (off_t)DEVICE_STATE_MAX_BYTES)
+        return ff_error_set(err, st.st_size < 1 ? EPROTO : EFBIG,
+                            "device state: %lld bytes (permitted 1..%u)", (long long)st.st_size,
+                            DEVICE_STATE_MAX_BYTES);
+    data = malloc((size_t)st.st_size);
+    int rc = data ? whole_file_read(memory, data, (size_t)st.st_size) : -ENOMEM;
+    if (rc)
+        return ff_error_set(err, -rc, "device state: read %lld bytes: %s", (long long)st.st_size,
+                            strerror(-rc));
+    *len_bytes = (size_t)st.st_size;
+    *out = data;
+    data = NULL;
+    return 0;
+}
+
+int device_state_save(struct qmp *q, bool give_up_disks, uint8_t **out, size_t *len_bytes,
+                      struct ff_error *err)
+{
+    FF_AUTO_CLOSE int memory = -1, writer = -1;
+    int rc = turn_main_loop(q, err);
+
+    if (!rc)
+        rc = turn_main_loop(q, err);
+    if (!rc)
+        rc = open_memory(&memory, &writer, err);
+    if (!rc)
+        rc = save_to(q, give_up_disks, writer, err);
+    if (!rc && give_up_disks)
+        rc = check_given_up(q, err);
+    return rc ? rc : read_memory(memory, out, len_bytes, err);
+}

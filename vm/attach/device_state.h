@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * device_state.h - the state of a stopped guest's devices, from any QEMU
+ */
+#ifndef FF_VM_ATTACH_DEVICE_STATE_H
+#define FF_VM_ATTACH_DEVICE_STATE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "error.h"
+#include "qmp.h"
+
+/* A machine with megabytes of video memory has some hundred KiB; a virtio-gpu adds its resources */
+#define DEVICE_STATE_MAX_BYTES (1u << 30)
+
+/**
+ * device_state_may() - find out, before the guest is stopped, whether this QEMU can save that state
+ *
+ * Cost:   two commands
+ * Return: 0; -ENOTSUP: it has no such command, or a device that QEMU itself does not migrate, which
+ *         the error names; -EBUSY: a migration is under way; else as qmp_command()
+ */
+int device_state_may(struct qmp *q, struct ff_error *err);
+
+/**
+ * device_state_save() - take the state of a guest that `stop` has stopped
+ * @give_up_disks: also flush disks and release their locks, so that another QEMU can open them.
+ *                 `cont` takes them back, whatever this returns
+ * @out:           what QEMU wrote, to be freed: see incoming_stream.h
+ *
+ * Devices have done all that they had begun. What may still write guest memory afterwards is input
+ * from outside, as of a chardev: QEMU must be kept from that by other means.
+ *
+ * Cost:   some milliseconds; with @give_up_disks as long as flushing takes
+ * Return: 0; -EINVAL: the guest is in another state than "paused" or "prelaunch"; -EFBIG: above
+ *         DEVICE_STATE_MAX_BYTES; -EPROTO: QEMU wrote nothing; -EIO: a disk was not given up;
+ *         -EOPNOTSUPP as qmp_command_with_fd(); else as qmp_command()
+ */
+int device_state_save(struct qmp *q, bool give_up_disks, uint8_t **out, size_t *len_bytes,
+                      struct ff_error *err);
+
+#endif
