@@ -152,6 +152,15 @@ static int find_memory_file(pid_t pid, struct file_search *s, struct ff_error *e
     return 0;
 }
 
+static enum outside_kind kind_of(const struct outside_vma *v)
+{
+    if (!v->inode)
+        return OUTSIDE_ANONYMOUS;
+    return strncmp(v->name, "/memfd:", 7) && strcmp(v->name, "/dev/zero (deleted)")
+               ? OUTSIDE_FILE
+               : OUTSIDE_MEMFD;
+}
+
 int outside_open(pid_t pid, const struct outside_block *b, bool writable,
                  struct outside_memory *out, struct ff_error *err)
 {
@@ -166,7 +175,7 @@ int outside_open(pid_t pid, const struct outside_block *b, bool writable,
         (rc = outside_find_span(v, n, b, &span, err)))
         return rc;
     *out = (struct outside_memory){.fd = -1, .fd_offset = span.of.offset,
-                                   .is_shared = span.of.is_shared,
+                                   .kind = kind_of(&span.of), .is_shared = span.of.is_shared,
                                    .has_file = span.of.is_shared || span.of.inode,
                                    .is_hugetlb = b->psize > (uint32_t)sysconf(_SC_PAGESIZE)};
     if (!span.of.is_shared || !span.of.inode)

@@ -9,8 +9,10 @@
  *              block is in its address space, the file that holds it, if one does, and the
  *              userfaultfd by which it watches its memory during post-copy.
  *
- * Picture      outside_may() -> outside_blocks() -> outside_locate() -> outside_open()
+ * Picture      a proxy: outside_may() -> outside_blocks() -> outside_locate() -> outside_open()
  *              at the destination outside_userfaultfd() instead of the last, until it is there
+ *              all blocks: outside_may() -> outside_list() -> outside_place() -> outside_open()
+ *              without a monitor of its own: outside_locate() with the names that the source has
  *
  * Threads      any; the calls of one struct qmp not at the same time.
  * Ownership    nothing is kept: a list and a descriptor are the caller's.
@@ -32,12 +34,20 @@
 struct outside_block {           /* one RAMBlock */
     char name[256];              /* idstr, as in the migration stream */
     uint64_t len_bytes, hva;     /* used length; address in the QEMU; 0: this QEMU does not tell */
+    uint64_t max_bytes;          /* QEMU has mapped so much: a resizable block; 0: not known */
     uint32_t psize;
+};
+
+enum outside_kind {
+    OUTSIDE_ANONYMOUS,
+    OUTSIDE_MEMFD, /* a file without a path: a memfd, shared anonymous memory */
+    OUTSIDE_FILE,
 };
 
 struct outside_memory {
     int fd;             /* -1: in no shared file, or in one that this process cannot open */
     uint64_t fd_offset; /* of the block's first byte in it */
+    enum outside_kind kind;
     bool is_shared, is_hugetlb;
     bool has_file;      /* what nobody touched may hold something: memory of a file, or shared */
 };
@@ -54,9 +64,36 @@ struct outside_memory {
 int outside_blocks(struct qmp *q, struct outside_block **out, unsigned *n, struct ff_error *err);
 
 /**
- * outside_locate() - fill in @b->hva where it is 0, by the block's length
+ * outside_list() - every RAM block that QEMU migrates, small ones too, as QEMU tells them
+ * @out: to be freed; @hva is 0 before QEMU 8.0
  *
- * Return: 0; -ENOENT: no mapping has this length; -ENOTUNIQ: several have; -EPERM as outside_may()
+ * Cost:   one command
+ * Return: as outside_blocks()
+ */
+int outside_list(struct qmp *q, struct outside_block **out, unsigned *n, struct ff_error *err);
+
+/**
+ * outside_place() - the addresses of all of these blocks, each of them verified
+ *
+ * QEMU's monitor tells an address (`info ramblock`, `gpa2hva`), or the record that QEMU keeps of
+ * the block does (outside_record.c); where both do they have to agree. At the address there has to
+ * be readable memory of @max_bytes, of one file or of none, that no other of the blocks shares.
+ * Nothing is concluded from lengths or from the order of mappings.
+ *
+ * Cost:   without addresses in @b: `info mtree -f`, a command a block that the guest has mapped,
+ *         and QEMU's heap read once
+ * Return: 0; -ENOENT: nothing tells an address, or it is not mapped as QEMU says; -ENOTUNIQ: two
+ *         addresses of a block, or two blocks at one; -EACCES: not readable: the error names the
+ *         block; else as outside_blocks(), outside_may()
+ */
+int outside_place(struct qmp *q, pid_t pid, struct outside_block *b, unsigned n,
+                  struct ff_error *err);
+
+/**
+ * outside_locate() - fill in @b->hva where it is 0, by QEMU's record of its name, else its length
+ *
+ * Return: 0; -ENOENT: no mapping has this length; -ENOTUNIQ: several have, and there is no record;
+ *         -EPERM as outside_may()
  */
 int outside_locate(pid_t pid, struct outside_block *b, struct ff_error *err);
 

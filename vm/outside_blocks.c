@@ -13,9 +13,12 @@
  *                gpa2hva 0x100000 Host virtual address for 0x100000 (ram) is 0x7f1334000000
  *              so the block begins 0x100000 bytes before. A block's name is the memory region's,
  *              perhaps with a path before it ("/objects/ram", "0000:00:02.0/vga.vram").
+ *              A ROM that the guest has not mapped, the tables that it reads by fw_cfg, and two
+ *              whose names end alike: by QEMU's records, outside_record.c.
  *
- * Limits       A block that no guest address shows, and two whose names end alike, keep address 0:
- *              outside_locate().
+ * Invariants   Of a block with two sources of its address, both have to say the same.
+ * Limits       A block without a name, a device's or of a backend that nothing uses, is not
+ *              migrated by QEMU and is left out.
  * Sources      softmmu/physmem.c ram_block_format(), softmmu/memory.c mtree_print_flatview(),
  *              monitor/misc.c hmp_gpa2hva() of QEMU
  */
@@ -27,6 +30,8 @@
 #include "autojson.h"
 #include "outside_private.h"
 #include "xalloc.h"
+
+#define MEMORY_VIEW " AS \"memory\"," /* the address space of the CPUs */
 
 /* --- info ramblock --- */
 
@@ -79,22 +84,22 @@ static bool last_size(char *line, uint32_t *bytes)
 
 static bool parse_ramblock(char *line, bool has_hva, struct outside_block *b)
 {
-    uint64_t total, offset;
+    uint64_t offset;
 
     *b = (struct outside_block){0};
     if (has_hva && (!last_word(line) || !last_number(line, &b->hva)))
         return false;
-    if (!last_number(line, &total) || !last_number(line, &b->len_bytes) ||
+    if (!last_number(line, &b->max_bytes) || !last_number(line, &b->len_bytes) ||
         !last_number(line, &offset) || !last_size(line, &b->psize))
         return false;
     line += strspn(line, " ");
     size_t len = strlen(line);
     while (len && line[len - 1] == ' ')
         len--;
-    if (!len || len >= sizeof(b->name))
+    if (len >= sizeof(b->name))
         return false;
     memcpy(b->name, line, len);
-    return b->len_bytes <= total;
+    return b->len_bytes <= b->max_bytes;
 }
 
 int outside_parse_blocks(const char *text, struct outside_block **out, unsigned *n,
@@ -115,9 +120,10 @@ int outside_parse_blocks(const char *text, struct outside_block **out, unsigned 
         if (!line[strspn(line, " \r")])
             continue;
         b = xrealloc(b, (at + 1) * sizeof(*b));
-        if (!parse_ramblock(line, has_hva, &b[at++]))
+        if (!parse_ramblock(line, has_hva, &b[at]))
             return ff_error_set(err, EPROTO, "ramblock: read line: not a block: %.200s",
                                 as_it_was);
+        at += b[at].name[0] != '\0';
     }
     if (!at)
         return ff_error_set(err, EPROTO, "ramblock: read: no block");
@@ -137,19 +143,29 @@ static const char *region_name_of(const char *block)
     return slash ? slash + 1 : block;
 }
 
+static bool is_ram_kind(const char *kind)
+{
+    return !strcmp(kind, "ram") || !strcmp(kind, "rom") || !strcmp(kind, "romd");
+}
+
 bool outside_find_guest_address(const char *mtree, const char *block, uint64_t *gpa,
                                 uint64_t *offset)
 {
     const char *region = region_name_of(block);
     const size_t len = strlen(region);
+    bool is_cpus = false; /* what gpa2hva looks at, and no device's view */
 
     for (const char *line = mtree; line; line = strchr(line, '\n'), line += line != NULL) {
         uint64_t end;
         char kind[16];
         int prio, at = 0;
 
-        if (sscanf(line, " %" SCNx64 "-%" SCNx64 " (prio %d, %15[a-z]): %n", gpa, &end, &prio,
-                   kind, &at) != 4 || !at || strcmp(kind, "ram") ||
+        if (!strncmp(line, "FlatView ", 9))
+            is_cpus = false;
+        is_cpus |= !strncmp(line, MEMORY_VIEW, sizeof(MEMORY_VIEW) - 1);
+        if (!is_cpus ||
+            sscanf(line, " %" SCNx64 "-%" SCNx64 " (prio %d, %15[a-z]): %n", gpa, &end, &prio,
+                   kind, &at) != 4 || !at || !is_ram_kind(kind) ||
             strncmp(line + at, region, len) || !strchr(" \r\n", line[at + len]))
             continue;
         *offset = 0;
@@ -210,8 +226,9 @@ static int add_address(struct qmp *q, const char *mtree, struct outside_block *b
     return 0;
 }
 
-/* Those of main memory that have none; they stay 0 where QEMU refuses to tell */
-static int add_addresses(struct qmp *q, struct outside_block *b, unsigned n, struct ff_error *err)
+/* Those from this length on that have none; they stay 0 where QEMU refuses to tell */
+static int add_addresses(struct qmp *q, struct outside_block *b, unsigned n, uint64_t least,
+                         struct ff_error *err)
 {
     FF_AUTO_JSON json_t *mtree = NULL;
 
@@ -219,7 +236,7 @@ static int add_addresses(struct qmp *q, struct outside_block *b, unsigned n, str
         struct ff_error why;
         int rc = 0;
 
-        if (b[i].hva || b[i].len_bytes < OUTSIDE_MAIN_BYTES || !has_own_region_name(b, n, i))
+        if (b[i].hva || b[i].len_bytes < least || !has_own_region_name(b, n, i))
             continue;
         if (!mtree)
             rc = ask_monitor(q, "info mtree -f", &mtree, &why);
@@ -235,7 +252,7 @@ static int add_addresses(struct qmp *q, struct outside_block *b, unsigned n, str
     return 0;
 }
 
-int outside_blocks(struct qmp *q, struct outside_block **out, unsigned *n, struct ff_error *err)
+int outside_list(struct qmp *q, struct outside_block **out, unsigned *n, struct ff_error *err)
 {
     FF_AUTO_JSON json_t *answer = NULL, *text = NULL;
     struct ff_error why;
@@ -252,9 +269,72 @@ int outside_blocks(struct qmp *q, struct outside_block **out, unsigned *n, struc
     }
     if (!json_is_string(text))
         return ff_error_set(err, EPROTO, "x-query-ramblock: the answer has no text");
-    if ((rc = outside_parse_blocks(json_string_value(text), out, n, err)))
+    return outside_parse_blocks(json_string_value(text), out, n, err);
+}
+
+int outside_blocks(struct qmp *q, struct outside_block **out, unsigned *n, struct ff_error *err)
+{
+    int rc = outside_list(q, out, n, err);
+
+    if (rc)
         return rc;
-    if ((rc = add_addresses(q, *out, *n, err)))
+    if ((rc = add_addresses(q, *out, *n, OUTSIDE_MAIN_BYTES, err)))
         free(*out);
     return rc;
+}
+
+/* --- all blocks, verified --- */
+
+int outside_agree(struct outside_block *b, uint64_t record, struct ff_error *err)
+{
+    if (!b->hva && !record)
+        return ff_error_set(err, ENOENT,
+                            "memory of %s: find it: this QEMU shows no address of it, by no guest "
+                            "address and no record: use a QEMU of 8.0 or newer, which prints it",
+                            b->name);
+    if (b->hva && record && b->hva != record)
+        return ff_error_set(err, ENOTUNIQ,
+                            "memory of %s: find it: gpa2hva says 0x%" PRIx64 ", QEMU's record 0x%"
+                            PRIx64 ": start the move again when the guest's memory is not being "
+                            "changed; use a QEMU of 8.0 or newer if this persists", b->name,
+                            b->hva, record);
+    if (record)
+        b->hva = record;
+    return 0;
+}
+
+static bool have_addresses(const struct outside_block *b, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        if (!b[i].hva)
+            return false;
+    return true;
+}
+
+static int add_records(pid_t pid, const struct outside_vma *v, unsigned n_vmas,
+                       struct outside_block *b, unsigned n, struct ff_error *err)
+{
+    FF_AUTO_FREE uint64_t *record = xcalloc(FF_MAX(n, 1u), sizeof(*record));
+    int rc = outside_find_records(pid, v, n_vmas, b, n, record, err);
+
+    for (unsigned i = 0; !rc && i < n; i++)
+        rc = outside_agree(&b[i], record[i], err);
+    return rc;
+}
+
+int outside_place(struct qmp *q, pid_t pid, struct outside_block *b, unsigned n,
+                  struct ff_error *err)
+{
+    FF_AUTO_FREE struct outside_vma *v = NULL;
+    const bool is_told = have_addresses(b, n);
+    unsigned n_vmas;
+    int rc = is_told ? 0 : add_addresses(q, b, n, 0, err);
+
+    if (!rc)
+        rc = outside_read_maps(pid, false, &v, &n_vmas, err);
+    if (!rc && !is_told)
+        rc = add_records(pid, v, n_vmas, b, n, err);
+    for (unsigned i = 0; !rc && i < n; i++)
+        rc = outside_check_mapped(v, n_vmas, &b[i], err);
+    return rc ? rc : outside_check_apart(b, n, err);
 }

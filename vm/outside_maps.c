@@ -15,7 +15,7 @@
  *              after it: the kernel joins anonymous neighbours.
  *
  * Invariants   A hole, or another file, inside a block is an error: its bytes would be others'.
- *              A block without address is located only where one place alone fits.
+ *              A block without address or record is located only where one place alone fits.
  * Sources      proc_pid_maps(5), proc_pid_smaps(5)
  */
 #include <errno.h>
@@ -166,6 +166,45 @@ int outside_find_span(const struct outside_vma *v, unsigned n, const struct outs
     return 0;
 }
 
+int outside_check_mapped(const struct outside_vma *v, unsigned n, const struct outside_block *b,
+                         struct ff_error *err)
+{
+    struct outside_block all = *b;
+    struct outside_span span;
+    int rc;
+
+    all.len_bytes = FF_MAX(b->len_bytes, b->max_bytes);
+    if ((rc = outside_find_span(v, n, &all, &span, err)))
+        return rc;
+    for (unsigned i = 0; i < n; i++) {
+        if (v[i].end <= all.hva || v[i].start >= all.hva + all.len_bytes)
+            continue;
+        if (v[i].name[0] == '[' && strncmp(v[i].name, "[anon", 5))
+            return ff_error_set(err, ENOENT, "memory of %s: find it: 0x%" PRIx64 " is in %s",
+                                b->name, b->hva, v[i].name);
+        if (!v[i].is_readable)
+            return ff_error_set(err, EACCES,
+                                "memory of %s: read it: 0x%" PRIx64 "-0x%" PRIx64 " is not "
+                                "readable in the QEMU: unplug the device that protects it",
+                                b->name, v[i].start, v[i].end);
+    }
+    return 0;
+}
+
+int outside_check_apart(const struct outside_block *b, unsigned n, struct ff_error *err)
+{
+    for (unsigned i = 0; i < n; i++)
+        for (unsigned k = 0; k < i; k++)
+            if (b[i].hva < b[k].hva + FF_MAX(b[k].len_bytes, b[k].max_bytes) &&
+                b[k].hva < b[i].hva + FF_MAX(b[i].len_bytes, b[i].max_bytes))
+                return ff_error_set(err, ENOTUNIQ,
+                                    "memory of %s: find it: it is at 0x%" PRIx64 ", where %s is "
+                                    "(0x%" PRIx64 "): start the move again when the guest's "
+                                    "memory is not being changed", b[i].name, b[i].hva, b[k].name,
+                                    b[k].hva);
+    return 0;
+}
+
 /* Memory that a guest can have: no code, no stack, no reserve */
 static bool is_candidate(const struct outside_vma *v)
 {
@@ -216,12 +255,20 @@ int outside_find_by_length(const struct outside_vma *v, unsigned n, struct outsi
 int outside_locate(pid_t pid, struct outside_block *b, struct ff_error *err)
 {
     FF_AUTO_FREE struct outside_vma *v = NULL;
+    uint64_t hva;
     unsigned n;
     int rc;
 
     if (b->hva)
         return 0;
-    if ((rc = outside_read_maps(pid, false, &v, &n, err)))
+    if ((rc = outside_read_maps(pid, false, &v, &n, err)) ||
+        (rc = outside_find_records(pid, v, n, b, 1, &hva, err)))
         return rc;
-    return outside_find_by_length(v, n, b, err);
+    if (!hva)
+        return outside_find_by_length(v, n, b, err);
+    struct outside_block found = *b;
+    found.hva = hva;
+    if (!(rc = outside_check_mapped(v, n, &found, err)))
+        b->hva = hva;
+    return rc;
 }

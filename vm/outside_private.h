@@ -36,9 +36,32 @@ int outside_read_maps(pid_t pid, bool flags, struct outside_vma **out, unsigned 
 int outside_find_span(const struct outside_vma *v, unsigned n, const struct outside_block *b,
                       struct outside_span *out, struct ff_error *err);
 
+/* Whether all of the block, as much as QEMU has mapped of it, is readable memory: 0; -ENOENT;
+ * -EACCES */
+int outside_check_mapped(const struct outside_vma *v, unsigned n, const struct outside_block *b,
+                         struct ff_error *err);
+
+/* Whether no two of these share bytes: 0; -ENOTUNIQ */
+int outside_check_apart(const struct outside_block *b, unsigned n, struct ff_error *err);
+
 /* As outside_locate() */
 int outside_find_by_length(const struct outside_vma *v, unsigned n, struct outside_block *b,
                            struct ff_error *err);
+
+/* --- outside_record.c --- */
+
+struct outside_record { /* the head of QEMU's struct RAMBlock */
+    uint64_t rcu[2], mr, host, colo_cache, offset, used_length, max_length, resized;
+    uint32_t flags;
+    char idstr[256];
+    uint64_t le_next, le_prev;
+};
+
+/* The address of each block by its record; 0: there is none. 0; -ENOTUNIQ: two; fails as
+ * outside_may(), too */
+int outside_find_records(pid_t pid, const struct outside_vma *v, unsigned n_vmas,
+                         const struct outside_block *b, unsigned n, uint64_t *hva,
+                         struct ff_error *err);
 
 /* --- outside_blocks.c --- */
 
@@ -46,12 +69,16 @@ int outside_find_by_length(const struct outside_vma *v, unsigned n, struct outsi
 int outside_parse_blocks(const char *text, struct outside_block **out, unsigned *n,
                          struct ff_error *err);
 
-/* Where `info mtree -f` shows a piece of the block: its guest address, and where in the block */
+/* Where `info mtree -f` shows CPUs a piece of the block: its guest address, and which piece */
 bool outside_find_guest_address(const char *mtree, const char *block, uint64_t *gpa,
                                 uint64_t *offset);
 
 /* What gpa2hva answers for an address in @block; 0: something else */
 uint64_t outside_parse_hva(const char *text, const char *block);
+
+/* One address of what gpa2hva said, in the block, and QEMU's record; each may be 0. 0; -ENOENT:
+ * both are; -ENOTUNIQ: they differ */
+int outside_agree(struct outside_block *b, uint64_t record, struct ff_error *err);
 
 /* --- outside_may.c --- */
 

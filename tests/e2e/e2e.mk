@@ -71,6 +71,7 @@ E2E_TESTS := \
     tests/e2e/sandbox.py:180 \
     tests/e2e/outside.py:170 \
     tests/e2e/attach_stream.py:80 \
+    tests/e2e/attach_blocks.py:120 \
     tests/e2e/ordinary_user.py:270 \
     tests/e2e/clone_states.py:140 \
     tests/e2e/clone_disks.py:170 \
@@ -99,7 +100,7 @@ E2E_TESTS := \
 E2E_BESIDE := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,break_after_go resume dump quit one_runner \
     meanwhile keys farfork_move move_parents farfork_visit visit_guest visit_budget visit_stops visit_fallback move_fallback move_proxy proxy_move proxy_back proxy_after hold shut_down ssh \
     who_runs clone clone_states clone_disks fork_resume vmclone touched vmclone_fed fork_again multicast pool agent_safe fork_fails \
-    ordinary_user overlays unfinished guest_identity hosts evacuate slurm devices_stay busy_devices attach_stream)),$(E2E_TESTS))
+    ordinary_user overlays unfinished guest_identity hosts evacuate slurm devices_stay busy_devices attach_stream attach_blocks)),$(E2E_TESTS))
 
 # Those that `make check-full` runs with QEMU's other versions as well: what stands on its own migration
 # code, and on how it starts and stops a guest

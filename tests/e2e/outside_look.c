@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * outside_look.c - a QEMU's memory from outside, for tests: outside_look QMP [watch | take]
+ * outside_look.c - a QEMU's memory from outside, for tests: outside_look QMP [watch | take | every]
  *
- * One JSON object. Without more: the blocks, and each one of main memory opened, located by length,
- * and read both ways. watch: what outside_userfaultfd() says of it now. take: wait until it is
- * watched, take the userfaultfd, and see that it is the one.
+ * One JSON object. Without more: the blocks, and each one of main memory opened, located without a
+ * monitor, and read both ways. watch: what outside_userfaultfd() says of it now. take: wait until
+ * it is watched, take the userfaultfd, and see that it is the one. every: all blocks, small ones
+ * too, each at the address that outside_place() finds without what `info ramblock` prints of it.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -17,6 +18,7 @@
 #include <unistd.h>
 
 #include "outside.h"
+#include "xalloc.h"
 
 #define LIMIT_MS 20000
 #define PAGE 4096u
@@ -109,14 +111,55 @@ static int take(pid_t pid, const struct outside_block *b, unsigned n)
     return 0;
 }
 
+static json_t *show_place(pid_t pid, const struct outside_block *b, uint64_t told)
+{
+    static const char *const kinds[] = {"anonymous", "memfd", "file"};
+    struct outside_memory m = {.fd = -1};
+
+    if (outside_open(pid, b, false, &m, &err))
+        return NULL;
+    json_t *o = json_pack("{ss sI sI sI sI ss sb sb}", "name", b->name, "len",
+                          (json_int_t)b->len_bytes, "max", (json_int_t)b->max_bytes, "hva",
+                          (json_int_t)b->hva, "told", (json_int_t)told, "kind", kinds[m.kind],
+                          "shared", m.is_shared, "file", m.fd >= 0);
+    ff_close_fd(&m.fd);
+    return o;
+}
+
+static int every(struct qmp *q)
+{
+    FF_AUTO_FREE struct outside_block *b = NULL, *told = NULL;
+    const pid_t pid = qmp_pid(q);
+    json_t *all = json_array();
+    unsigned n;
+
+    if (outside_may(pid, true, &err) || outside_list(q, &b, &n, &err))
+        return die("list");
+    told = memcpy(xcalloc(n, sizeof(*told)), b, n * sizeof(*b));
+    for (unsigned i = 0; i < n; i++)
+        b[i].hva = 0;
+    if (outside_place(q, pid, b, n, &err) || (told[0].hva && outside_place(q, pid, told, n, &err)))
+        return die("place");
+    for (unsigned i = 0; i < n; i++)
+        if (json_array_append_new(all, show_place(pid, &b[i], told[i].hva)))
+            return die("open");
+    json_dumpf(all, stdout, 0);
+    json_decref(all);
+    qmp_free(q);
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     FF_AUTO_FREE struct outside_block *b = NULL;
     struct qmp *q;
     unsigned n, kept = 0;
 
-    if (argc < 2 || qmp_connect(argv[1], -1, LIMIT_MS, &q, &err) ||
-        outside_blocks(q, &b, &n, &err))
+    if (argc < 2 || qmp_connect(argv[1], -1, LIMIT_MS, &q, &err))
+        return die("connect");
+    if (argc > 2 && !strcmp(argv[2], "every"))
+        return every(q);
+    if (outside_blocks(q, &b, &n, &err))
         return die("blocks");
     const pid_t pid = qmp_pid(q);
     qmp_free(q);

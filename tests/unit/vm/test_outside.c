@@ -42,7 +42,7 @@ static void test_blocks(void **state)
     assert_string_equal(b[1].name, "/objects/n1");
     assert_int_equal(b[1].psize, 2 << 20);
     assert_string_equal(b[2].name, "/rom@etc/acpi/tables");
-    assert_int_equal(b[2].len_bytes, 0x20000);
+    assert_true(b[2].len_bytes == 0x20000 && b[2].max_bytes == 0x200000);
 
     assert_ok(outside_parse_blocks(blocks_10_0, &c, &n, &err), err);
     assert_int_equal(n, 2);
@@ -69,7 +69,7 @@ static void test_bad_blocks(void **state)
         HEAD "  ram  3 KiB  0x0 0x1000 0x1000\n",
         HEAD "  ram  8 GiB  0x0 0x1000 0x1000\n",
         HEAD "  ram  -4 KiB  0x0 0x1000 0x1000\n",
-        HEAD "  4 KiB  0x0 0x1000 0x1000\n",
+        HEAD "  4 KiB  0x0 0x1000 0x1000\n", /* none has a name */
         HEAD "  ram  4 KiB  0x0 0x1000 0x11112222333344445\n",
         "  Block Name    PSize   Offset     Used    Total  HVA  RO\n"
         "  ram  4 KiB  0x0 0x1000 0x1000\n",
@@ -90,12 +90,17 @@ static void test_bad_blocks(void **state)
 static const char mtree[] =
     "FlatView #0\r\n AS \"I/O\", root: io\r\n"
     "  00000000000000e9-00000000000000e9 (prio 0, i/o): ram\r\n"
+    "FlatView #1\r\n AS \"cpu-smm-0\", root: mem-container-smram\r\n"
+    "  0000000000010000-000000000001ffff (prio 0, ram): ram1\r\n"
     "FlatView #2\r\n AS \"memory\", root: system\r\n Root memory region: system\r\n"
     "  00000000000c0000-00000000000dffff (prio 1, rom): pc.rom KVM\r\n"
     "  00000000000e0000-00000000000effff (prio 0, ram): ram @00000000000e0000 KVM\r\n"
     "  0000000000100000-0000000007ffffff (prio 0, ram): ram @0000000000100000 KVM\r\n"
     "  0000000008000000-000000000fffffff (prio 0, ram): ram1 KVM\r\n"
-    "  0000000100000000-000000017fffffff (prio 0, ram): tcg\n\n";
+    "  0000000100000000-000000017fffffff (prio 0, ram): tcg\n"
+    "  0000000180000000-000000018003ffff (prio 0, romd): system.flash0 KVM\n"
+    "FlatView #3\n AS \"e1000\", root: bus master container\n"
+    "  0000000000000000-00000000000fffff (prio 0, ram): of a device\n\n";
 
 static void test_guest_address(void **state)
 {
@@ -109,7 +114,11 @@ static void test_guest_address(void **state)
     assert_true(outside_find_guest_address(mtree, "tcg", &gpa, &offset));
     assert_true(gpa == 1ull << 32 && offset == 0);
     assert_false(outside_find_guest_address(mtree, "ra", &gpa, &offset));
-    assert_false(outside_find_guest_address(mtree, "pc.rom", &gpa, &offset));
+    assert_false(outside_find_guest_address(mtree, "of a device", &gpa, &offset));
+    assert_true(outside_find_guest_address(mtree, "pc.rom", &gpa, &offset));
+    assert_true(gpa == 0xc0000 && offset == 0);
+    assert_true(outside_find_guest_address(mtree, "system.flash0", &gpa, &offset));
+    assert_true(gpa == 0x180000000);
 
     assert_true(outside_parse_hva("Host virtual address for 0xe0000 (ram) is 0x7f76580ff000\r\n",
                                   "/objects/ram") == 0x7f76580ff000);
