@@ -32,8 +32,8 @@
  *              asked. An agent on another host takes the image of the first who has the key: so the
  *              parent is also asked whether it is its own, and if not, nothing of that host counts
  *              (fork_verify.c).
- * Limits       every wait ends after --timeout seconds without anything new; while an agent waits
- *              for another link, after that.
+ * Limits       the wait for a host ends after --timeout seconds without anything new from it; while its agent
+ *              waits for another link, after that (fork_pump.c).
  */
 #include <errno.h>
 #include <signal.h>
@@ -48,68 +48,68 @@
 #include "signals.h"
 
 #define END_LIMIT_MS 12000  /* an agent ends its children first */
+#define CLOSE_LIMIT_MS 2000 /* of all launchers */
 #define LATE_LIMIT_MS 8000  /* a child that is complete says so soon after its host */
 
 /* --- what is waited for --- */
 
-static bool is_behind(const struct fork *f, size_t host)
+static bool is_behind(const struct fork *f, const struct host *h)
 {
     unsigned want = 0;
 
     for (size_t k = 0; k < f->s.n_vms; k++)
-        want += f->s.vms[k].host == host && f->s.vms[k].state != VM_FAILED;
-    return f->s.hosts[host].state != HOST_FAILED && f->s.hosts[host].connected < want;
+        want += &f->s.hosts[f->s.vms[k].host] == h && f->s.vms[k].state != VM_FAILED;
+    return h->state != HOST_FAILED && h->connected < want;
 }
 
-static bool children_connected(const struct fork *f)
+static bool is_on(const struct fork *f, const struct vm *k, const struct host *h)
 {
-    for (size_t i = 0; i < f->s.n_hosts; i++)
-        if (is_behind(f, i))
-            return false;
-    return true;
+    return &f->s.hosts[k->host] == h;
 }
 
-static bool children_run(const struct fork *f)
+static bool is_yet_to_run(const struct vm *k)
 {
-    for (size_t k = 0; k < f->s.n_vms; k++)
-        if (f->s.vms[k].state != VM_FAILED && !vm_runs(&f->s.vms[k]))
-            return false;
-    return true;
+    return k->state != VM_FAILED && !vm_runs(k);
 }
 
-static bool has_children(const struct fork *f, size_t host)
+static bool has_to_run(const struct fork *f, const struct host *h)
 {
     for (size_t k = 0; k < f->s.n_vms; k++)
-        if (f->s.vms[k].host == host && f->s.vms[k].state != VM_FAILED)
+        if (is_on(f, &f->s.vms[k], h) && is_yet_to_run(&f->s.vms[k]))
             return true;
     return false;
 }
 
-static bool hosts_complete(const struct fork *f)
-{
-    if (!fork_images_verified(f))
-        return false;
-    for (size_t i = 0; i < f->s.n_hosts; i++)
-        if (f->s.hosts[i].state != HOST_FAILED && f->s.hosts[i].state != HOST_COMPLETE &&
-            has_children(f, i))
-            return false;
-    return true;
-}
-
-static bool children_complete(const struct fork *f)
+static bool has_children(const struct fork *f, const struct host *h)
 {
     for (size_t k = 0; k < f->s.n_vms; k++)
-        if (f->s.vms[k].state == VM_RUNNING)
-            return false;
-    return true;
+        if (is_on(f, &f->s.vms[k], h) && f->s.vms[k].state != VM_FAILED)
+            return true;
+    return false;
 }
 
-static bool hosts_silent(const struct fork *f)
+static bool lacks_memory(const struct fork *f, const struct host *h)
 {
-    for (size_t i = 0; i < f->s.n_hosts; i++)
-        if (f->s.hosts[i].let_go && f->s.hosts[i].run.out >= 0)
-            return false;
-    return true;
+    return h->state != HOST_FAILED && h->state != HOST_COMPLETE && has_children(f, h);
+}
+
+static bool is_arriving(const struct fork *f, const struct host *h)
+{
+    return lacks_memory(f, h) || fork_image_is_open(f, h);
+}
+
+static bool has_incomplete(const struct fork *f, const struct host *h)
+{
+    for (size_t k = 0; k < f->s.n_vms; k++)
+        if (is_on(f, &f->s.vms[k], h) && f->s.vms[k].state == VM_RUNNING)
+            return true;
+    return false;
+}
+
+static bool is_ending(const struct fork *f, const struct host *h)
+{
+    (void)f;
+    return h->let_go && h->run.out >= 0;
 }
 
 /* --- the steps --- */
@@ -138,34 +138,35 @@ static void launch_agents(struct fork *f)
 }
 
 /* Those that are late are ended */
-static void fail_late(struct fork *f, bool (*late)(const struct vm *), const char *what)
+static void fail_children(struct fork *f, struct host *h)
 {
     for (size_t k = 0; k < f->s.n_vms; k++)
-        if (late(&f->s.vms[k])) {
+        if (is_on(f, &f->s.vms[k], h) && f->s.vms[k].state < VM_RUNNING) {
             kill_child(f, &f->s.vms[k]);
-            vm_fail(&f->s.vms[k], "%s within %u s", what, f->s.o.timeout_s);
+            vm_fail(&f->s.vms[k], "it did not run within %u s", f->s.o.timeout_s);
         }
 }
 
-static bool never_ran(const struct vm *k)
+static void fail_behind(struct fork *f, struct host *h)
 {
-    return k->state < VM_RUNNING;
+    host_fail(&f->s, h, "children that were started ahead did not reach their agent within %u s", f->s.o.timeout_s);
+}
+
+/* Memory that does not come any more is lost, whoever's fault that is */
+static void fail_incomplete(struct fork *f, struct host *h)
+{
+    if (lacks_memory(f, h))
+        host_fail(&f->s, h, "no memory came for %u s", f->s.o.timeout_s);
 }
 
 static int start_ahead(struct fork *f)
 {
     fork_spawn(f);
-    int rc = fork_pump(f, children_connected, limit_ms(f));
-    for (size_t i = 0; rc == -ETIMEDOUT && i < f->s.n_hosts; i++)
-        if (is_behind(f, i))
-            host_fail(&f->s, &f->s.hosts[i],
-                      "children that were started ahead did not reach their agent "
-                      "within %u s",
-                      f->s.o.timeout_s);
-    for (size_t k = 0; rc != -ECANCELED && k < f->s.n_vms; k++)
+    int rc = fork_pump(f, is_behind, fail_behind, limit_ms(f));
+    for (size_t k = 0; !rc && k < f->s.n_vms; k++)
         if (f->s.vms[k].state != VM_FAILED)
             return 0;
-    return rc == -ECANCELED ? rc : ff_error_set(&f->s.why, ECHILD, "no child could be started");
+    return rc ? rc : ff_error_set(&f->s.why, ECHILD, "no child could be started");
 }
 
 /* Children that start beside the export are there sooner; as many as there are CPUs would make the
@@ -180,15 +181,11 @@ static bool start_beside(const struct fork *f)
     return !f->o->nbd && !f->s.o.books && here < sysconf(_SC_NPROCESSORS_ONLN);
 }
 
-/* Memory that does not come any more is lost, whoever's fault that is */
 static void follow_memory(struct fork *f)
 {
-    if (fork_pump(f, hosts_complete, limit_ms(f)) == -ETIMEDOUT)
-        for (size_t i = 0; i < f->s.n_hosts; i++)
-            if (f->s.hosts[i].state != HOST_COMPLETE && has_children(f, i))
-                host_fail(&f->s, &f->s.hosts[i], "no memory came for %u s", f->s.o.timeout_s);
+    fork_pump(f, is_arriving, fail_incomplete, limit_ms(f));
     if (!f->s.interrupted)
-        fork_pump(f, children_complete, LATE_LIMIT_MS);
+        fork_pump(f, has_incomplete, NULL, LATE_LIMIT_MS);
     fork_group_note(f);
 }
 
@@ -241,8 +238,7 @@ static int do_fork(struct fork *f)
     if (rc)
         return rc;
     fork_spawn(f);
-    if (fork_pump(f, children_run, limit_ms(f)) == -ETIMEDOUT)
-        fail_late(f, never_ran, "it did not run");
+    fork_pump(f, has_to_run, fail_children, limit_ms(f));
     if (!f->s.interrupted)
         follow_memory(f);
     if (!f->s.interrupted)
@@ -256,7 +252,7 @@ static void let_agents_go(struct fork *f, bool all_end, bool follow)
 {
     for (size_t i = 0; i < f->s.n_hosts; i++) {
         struct host *h = &f->s.hosts[i];
-        bool keep = !all_end && h->state == HOST_COMPLETE && has_children(f, i);
+        bool keep = !all_end && h->state == HOST_COMPLETE && has_children(f, h);
         if (h->let_go || (keep && follow))
             continue;
         h->let_go = true;
@@ -272,10 +268,12 @@ static void let_agents_go(struct fork *f, bool all_end, bool follow)
     }
     bool was = f->s.interrupted;
     f->s.interrupted = false; /* a second Ctrl-C ends the waiting */
-    fork_pump(f, hosts_silent, END_LIMIT_MS);
-    for (size_t i = 0; i < f->s.n_hosts; i++)
+    fork_pump(f, is_ending, NULL, END_LIMIT_MS);
+    for (uint64_t i = 0, end_ms = ff_now_ms() + CLOSE_LIMIT_MS, now; i < f->s.n_hosts; i++) {
+        now = ff_now_ms(); /* one that hangs costs the others no time */
         if (f->s.hosts[i].let_go)
-            host_close(&f->s.hosts[i], 2000);
+            host_close(&f->s.hosts[i], now < end_ms ? (int)(end_ms - now) : 0);
+    }
     f->s.interrupted |= was;
 }
 

@@ -93,7 +93,7 @@ const json_t *fork_find_target(const struct fork *f, const json_t *exports, cons
 /* Whether each agent that has an image has the parent's: the parent is asked. One that has
  * another's fails with all its children */
 void fork_verify_images(struct fork *f);
-bool fork_images_verified(const struct fork *f);
+bool fork_image_is_open(const struct fork *f, const struct host *h); /* it has not said so of this one yet */
 
 /* fork_tree.c: who gets the image from whom; plan(): before the export, agents listen; turn(): after
  * it, again and again. fork_fanout(): a good one for an image of @bytes and @n hosts */
@@ -144,9 +144,11 @@ int fork_hold_settle(struct fork *f); /* agents have done what they were told. -
 void fork_hold_failed(const struct fork *f);
 void fork_hold_done(const struct fork *f);
 
-/* fork_pump.c: until @done: 0; -ECANCELED: interrupted; -ETIMEDOUT: nothing happened for
- * @limit_ms, and no agent waits for a link that broke */
-int fork_pump(struct fork *f, bool (*done)(const struct fork *), int limit_ms);
+/* fork_pump.c: until no host is waited for: 0; -ECANCELED: interrupted. One of which nothing was heard for @limit_ms, and
+ * whose agent waits for no link that broke, is @late, unless that is NULL, and is not waited for any more */
+typedef bool fork_waits(const struct fork *f, const struct host *h);
+typedef void fork_is_late(struct fork *f, struct host *h);
+int fork_pump(struct fork *f, fork_waits *waits, fork_is_late *late, int limit_ms);
 
 /* fork_follow.c: hosts that vanish close no connection: those that have not answered for --timeout
  * fail, and with @ask all are asked */

@@ -34,45 +34,53 @@ static bool waits(const struct fork *f, const struct host *h)
     return h->state == HOST_STARTING || (f->checking && h->state == HOST_LISTENING && !h->checked);
 }
 
-static bool round_over(const struct fork *f)
+/* Until the others have answered for long */
+static bool waits_yet(const struct fork *f, const struct host *of)
 {
     double last = 0, now = ff_now_exact_ms();
-    bool any = false;
 
+    if (!waits(f, of))
+        return false;
     for (size_t i = 0; i < f->s.n_hosts; i++) {
         const struct host *h = &f->s.hosts[i];
-        if (waits(f, h))
-            any = true;
-        else if (h->state != HOST_FAILED && h->answered_ms > last)
+        if (!waits(f, h) && h->state != HOST_FAILED && h->answered_ms > last)
             last = h->answered_ms;
     }
     double took = LATE_TIMES * (last - f->round_ms);
-    return !any || (last > 0 && now > last + (took > LATE_MS ? took : LATE_MS));
+    return last <= 0 || now <= last + (took > LATE_MS ? took : LATE_MS);
 }
 
-static int play_round(struct fork *f, const char *advice, struct ff_error *why)
+static void fail_after(struct fork *f, struct host *h, unsigned s, const char *others)
+{
+    host_fail(&f->s, h, "no answer within %u s%s%s%s: %s", s, others, h->run.words ? ": " : "",
+              h->run.words ? h->run.words : "",
+              h->state == HOST_STARTING ? "can the launcher get there without a password?"
+                                        : "does its scratch folder (--scratch) hang?");
+}
+
+static void fail_silent(struct fork *f, struct host *h)
+{
+    fail_after(f, h, f->s.o.timeout_s, "");
+}
+
+static int play_round(struct fork *f, struct ff_error *why)
 {
     size_t good = 0;
-    int rc = fork_pump(f, round_over, (int)f->s.o.timeout_s * 1000);
+    int rc = fork_pump(f, waits_yet, fail_silent, (int)f->s.o.timeout_s * 1000);
 
-    if (rc == -ECANCELED)
-        return rc;
-    for (size_t i = 0; i < f->s.n_hosts; i++) {
+    for (size_t i = 0; !rc && i < f->s.n_hosts; i++) {
         struct host *h = &f->s.hosts[i];
-        unsigned s = rc ? f->s.o.timeout_s : (unsigned)((ff_now_exact_ms() - f->round_ms) / 1e3);
         if (waits(f, h))
-            host_fail(&f->s, h, "no answer within %u s%s%s%s: %s", s,
-                      rc ? "" : ", while other hosts answered", h->run.words ? ": " : "",
-                      h->run.words ? h->run.words : "", advice);
+            fail_after(f, h, (unsigned)((ff_now_exact_ms() - f->round_ms) / 1e3), ", while other hosts answered");
         good += h->state != HOST_FAILED;
     }
-    return good ? 0 : ff_error_set(why, EHOSTUNREACH, "no host can be used");
+    return rc || good ? rc : ff_error_set(why, EHOSTUNREACH, "no host can be used");
 }
 
 int fork_wait_hosts(struct fork *f, struct ff_error *why)
 {
     f->round_ms = f->s.begin_ms;
-    return play_round(f, "can the launcher get there without a password?", why);
+    return play_round(f, why);
 }
 
 /* --- what is needed --- */
@@ -317,7 +325,6 @@ static bool opens_images(const struct fork *f)
 
 static int check_hosts(struct fork *f, struct ff_error *why)
 {
-    const char *advice = "does its scratch folder (--scratch) hang?";
     bool again = false;
 
     f->checking = true;
@@ -325,7 +332,7 @@ static int check_hosts(struct fork *f, struct ff_error *why)
     for (size_t i = 0; i < f->s.n_hosts; i++)
         if (f->s.hosts[i].state == HOST_LISTENING)
             ask_host(f, &f->s.hosts[i]);
-    int rc = play_round(f, advice, why);
+    int rc = play_round(f, why);
     for (size_t i = 0; !rc && i < f->s.n_hosts; i++) {
         struct host *h = &f->s.hosts[i];
         if (h->state != HOST_LISTENING || !h->lacks_flags)
@@ -336,7 +343,7 @@ static int check_hosts(struct fork *f, struct ff_error *why)
         h->checked = false;
         ask_host(f, h);
     }
-    return again ? play_round(f, advice, why) : rc;
+    return again ? play_round(f, why) : rc;
 }
 
 int fork_check_hosts(struct fork *f, struct ff_error *why)

@@ -227,12 +227,15 @@ int fork_hold(struct fork *f, struct ff_error *why)
     return rc;
 }
 
-static bool all_answered(const struct fork *f)
+static bool has_to_answer(const struct fork *f, const struct host *h)
 {
-    for (size_t i = 0; i < f->s.n_hosts; i++)
-        if (f->s.hosts[i].state != HOST_FAILED && f->s.hosts[i].pings)
-            return false;
-    return true;
+    (void)f;
+    return h->state != HOST_FAILED && h->pings;
+}
+
+static void fail_unanswering(struct fork *f, struct host *h)
+{
+    host_fail(&f->s, h, "no answer for %u s", f->s.o.timeout_s);
 }
 
 int fork_hold_settle(struct fork *f)
@@ -240,11 +243,7 @@ int fork_hold_settle(struct fork *f)
     for (size_t i = 0; i < f->s.n_hosts; i++)
         if (f->s.hosts[i].state != HOST_FAILED)
             host_ping(&f->s.hosts[i]);
-    int rc = fork_pump(f, all_answered, (int)f->s.o.timeout_s * 1000);
-    for (size_t i = 0; rc == -ETIMEDOUT && i < f->s.n_hosts; i++)
-        if (f->s.hosts[i].state != HOST_FAILED && f->s.hosts[i].pings)
-            host_fail(&f->s, &f->s.hosts[i], "no answer for %u s", f->s.o.timeout_s);
-    return rc == -ETIMEDOUT ? 0 : rc;
+    return fork_pump(f, has_to_answer, fail_unanswering, (int)f->s.o.timeout_s * 1000);
 }
 
 void fork_hold_failed(const struct fork *f)

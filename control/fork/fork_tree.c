@@ -95,6 +95,7 @@ void fork_tree_plan(struct fork *f)
         if (!is_remote(h) || n++ < f->fanout)
             continue;
         h->is_fed = true;
+        h->fed_ms = ff_now_ms() + FEED_MS;
         host_send(h, json_pack("{si}", "await_feed", FEED_MS));
     }
 }
@@ -144,10 +145,18 @@ static struct host *find_feeder(struct fork *f, const struct host *of)
     return NULL;
 }
 
+/* What does not come yet is the fault of the one before, perhaps */
+static void change_feeder(struct host *h, struct host *by)
+{
+    if (h->feeder != by)
+        h->fed_ms = ff_now_ms();
+    h->feeder = by;
+}
+
 static void feed_by_parent(struct host *h)
 {
     h->is_fed = false;
-    h->feeder = NULL;
+    change_feeder(h, NULL);
     host_send(h, json_pack("{si}", "await_feed", 0));
 }
 
@@ -158,7 +167,7 @@ static void give_up_feeder(struct fork *f, struct host *h)
     if (!h->feeder) {
         /* it has left that one already, for what it gave */
     } else if (h->state == HOST_IMAGE && h->paused_until_ms) {
-        h->feeder = NULL; /* the parent's side is away: another one feeds it */
+        change_feeder(h, NULL); /* the parent's side is away: another one feeds it */
     } else if (h->state == HOST_IMAGE) {
         if (!f->told_unfed)
             session_note(&f->s, "host %s gets its memory from the parent, not from host %s: %s",
@@ -174,7 +183,7 @@ static void set_feeder(struct host *by, struct host *h)
 {
     FF_AUTO_FREE char *to = host_at(h);
 
-    h->feeder = by;
+    change_feeder(h, by);
     if (by)
         host_send(by, json_pack("{ss}", "feed", to));
 }
@@ -201,7 +210,7 @@ static void end_orphan(const struct fork *f, struct host *h)
 {
     h->is_orphan = false;
     if (!h->is_fed || !in_tree(f, h, NULL))
-        h->feeder = NULL;
+        change_feeder(h, NULL);
 }
 
 void fork_tree_turn(struct fork *f)

@@ -73,17 +73,17 @@ const json_t *fork_find_target(const struct fork *f, const json_t *exports, cons
                    : json_find(targets, "uri", uri);
 }
 
-static bool is_open(const struct fork *f, const struct host *h)
+bool fork_image_is_open(const struct fork *f, const struct host *h)
 {
     return h->session && !h->verified && h->state != HOST_FAILED && !f->s.parent_silent;
 }
 
-bool fork_images_verified(const struct fork *f)
+static bool is_any_open(const struct fork *f)
 {
     for (size_t i = 0; i < f->s.n_hosts; i++)
-        if (is_open(f, &f->s.hosts[i]))
-            return false;
-    return true;
+        if (fork_image_is_open(f, &f->s.hosts[i]))
+            return true;
+    return false;
 }
 
 static void fail_foreign(struct fork *f, struct host *h, const char *what)
@@ -113,14 +113,14 @@ void fork_verify_images(struct fork *f)
                      h->node->host);
         h->verified |= h->session != NULL;
     }
-    if (!f->exported || fork_images_verified(f))
+    if (!f->exported || !is_any_open(f))
         return;
     qmp_limit(f->s.qmp, ASK_LIMIT_MS);
     if (qmp_command(f->s.qmp, "query-x-farfork-exports", NULL, &all, &why))
         return; /* it may be busy, or end */
     for (size_t i = 0; i < f->s.n_hosts; i++) {
         struct host *h = &f->s.hosts[i];
-        const json_t *t = is_open(f, h) ? fork_find_target(f, all, h) : NULL;
+        const json_t *t = fork_image_is_open(f, h) ? fork_find_target(f, all, h) : NULL;
         const char *session = text_of(t, "session"), *status = text_of(t, "status");
         if (!t)
             continue;

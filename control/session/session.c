@@ -157,11 +157,10 @@ static void on_parent(struct session *s)
         session_on_guest_event(s, e);
 }
 
-bool session_turn(struct session *s, int wait_ms)
+void session_turn(struct session *s, int wait_ms)
 {
     size_t n = 3 + 3 * s->n_hosts;
     struct pollfd *p = xcalloc(n, sizeof(*p));
-    bool heard = false;
 
     p[0] = (struct pollfd){.fd = s->interrupted ? -1 : s->signals, .events = POLLIN};
     p[1] = (struct pollfd){.fd = s->qmp && !s->parent_silent ? qmp_fd(s->qmp) : -1,
@@ -181,12 +180,9 @@ bool session_turn(struct session *s, int wait_ms)
     for (size_t i = 0; i < s->n_hosts; i++)
         host_flush(&s->hosts[i], 0);
     for (size_t i = 0; got > 0 && i < s->n_hosts; i++)
-        if (p[3 + 3 * i].revents || p[4 + 3 * i].revents) {
+        if (p[3 + 3 * i].revents || p[4 + 3 * i].revents)
             host_on_output(s, &s->hosts[i]);
-            heard = true;
-        }
     free(p);
-    return heard;
 }
 
 /* --- its end --- */

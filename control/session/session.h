@@ -48,6 +48,7 @@ struct host {
     char *unsent;            /* commands that it has not read yet, from unsent_done on; or NULL */
     size_t unsent_done;
     uint64_t unsent_ms;      /* since when it reads nothing of them */
+    bool ends_input;         /* behind them, its input ends */
     unsigned port;
     char *rundir, *socket;
     char *lasting;            /* what outlasts a boot of that host is there; else the run directory */
@@ -56,6 +57,7 @@ struct host {
     bool foreign;             /* somebody else gave it that image */
     bool is_fed;              /* another agent is to feed it */
     struct host *feeder;      /* that does; NULL: none yet */
+    uint64_t fed_ms;          /* when it got another one, or, later than now, until when it waits for one */
     char *unfed;              /* why that cannot; or NULL */
     struct host *not_by;      /* that could not feed it last */
     bool is_orphan;           /* its feeder was chosen while the parent's side was away */
@@ -177,8 +179,8 @@ void session_journal(const struct session *s, const char *event, bool well);
 /* What came by s->signals, of signals_take() */
 void session_read_signals(struct session *s);
 
-/* Wait for anything, at most @wait_ms, and handle it; whether a host said anything */
-bool session_turn(struct session *s, int wait_ms);
+/* Wait for anything, at most @wait_ms, and handle it */
+void session_turn(struct session *s, int wait_ms);
 
 /* An event of the guest here; taken over */
 void session_on_guest_event(struct session *s, json_t *e);
@@ -241,7 +243,7 @@ unsigned host_vms(const struct session *s, const struct host *h);
 /* Its pipes are readable, or were closed */
 void host_on_output(struct session *s, struct host *h);
 
-/* An agent that has all memory detaches then */
+/* When it has what it was sent: session_turn() does so. An agent that has all memory detaches then */
 void host_close_input(struct host *h);
 
 /* Close its pipes and wait for the launcher, at most @limit_ms, then kill that */

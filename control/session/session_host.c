@@ -21,8 +21,6 @@
 #include "launcher.h"
 #include "session.h"
 
-#define WRITE_LIMIT_MS 10000
-
 int host_resolve(struct host *h, struct ff_error *why)
 {
     FF_AUTO_FREE char *remedy = xprintf("%s=ADDRESS", h->node->host);
@@ -134,8 +132,8 @@ void host_on_output(struct session *s, struct host *h)
 
 void host_close_input(struct host *h)
 {
-    host_flush(h, WRITE_LIMIT_MS);
-    spawn_close_input(&h->run);
+    h->ends_input = true;
+    host_flush(h, 0);
 }
 
 void host_close(struct host *h, int limit_ms)

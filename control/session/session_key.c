@@ -30,7 +30,7 @@ int session_make_key(struct session *s, struct ff_error *why)
 
 int session_send_key(const struct session *s, struct host *h, struct ff_error *why)
 {
-    host_flush(h, WRITE_LIMIT_MS); /* a key is in no list */
+    host_flush(h, WRITE_LIMIT_MS); /* a key is in no list. At the start of an agent its pipe is empty: none waits here */
     int rc = key_line_write(h->run.in, s->key, WRITE_LIMIT_MS);
 
     if (rc == -EPIPE) { /* its end is heard on the other pipe, with its last words */

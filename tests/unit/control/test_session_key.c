@@ -82,4 +82,41 @@ static void test_unsent(void **state)
     close(fd[1]);
 }
 
-UNIT_MAIN(cmocka_unit_test(test_given), cmocka_unit_test(test_unsent))
+/* Its input ends behind what it has not read yet, and nobody waits for that */
+static void test_ends(void **state)
+{
+    struct node node = {.host = "h1"};
+    struct host h = {.node = &node, .run = SPAWN_NONE};
+    struct session s = {.hosts = &h, .n_hosts = 1, .signals = -1};
+    char *text = calloc(1, 1 << 20);
+    uint64_t begin = ff_now_ms();
+    int fd[2], status;
+    (void)state;
+
+    assert_false(pipe(fd));
+    assert_int_equal(fcntl(fd[1], F_SETFL, O_NONBLOCK), 0);
+    h.run.in = fd[1];
+    memset(text, 'x', (1 << 20) - 1);
+    host_send(&h, json_pack("{ss}", "first", text));
+    host_close_input(&h);
+    host_send(&h, json_pack("{sb}", "second", true));
+    assert_true(ff_now_ms() < begin + 5000);
+    assert_true(h.run.in >= 0);
+    pid_t reader = fork();
+    if (!reader) {
+        size_t n = 0;
+        close(fd[1]);
+        for (ssize_t got; (got = read(fd[0], text, 1 << 20)) > 0;)
+            n += (size_t)got;
+        _exit(n != strlen("{\"first\":\"\"}\n") + (1 << 20) - 1);
+    }
+    while (h.run.in >= 0 && ff_now_ms() < begin + 20000)
+        session_turn(&s, 1000);
+    assert_int_equal(h.run.in, -1);
+    assert_int_equal(waitpid(reader, &status, 0), reader);
+    assert_int_equal(status, 0);
+    free(text);
+    close(fd[0]);
+}
+
+UNIT_MAIN(cmocka_unit_test(test_given), cmocka_unit_test(test_unsent), cmocka_unit_test(test_ends))
