@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * inject.c - system calls in another process
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Picture      seize and interrupt the main thread; block all of its signals; for each call: its registers
+ *              but for the instruction pointer (a syscall instruction of its vdso) and the call's; one
+ *              single step; the result is in rax. Then all registers and the signal mask back; detach.
+ *
+ * Threads      A tracer is a thread. Each run has one of its own: when it ends the kernel detaches, whatever
+ *              state the other process is in, also when it never stopped.
+ * Invariants   1. A call that the thread was waiting in is restarted by the kernel: what it left in
+ *                 rax and orig_rax is put back, and says so. orig_rax is -1 meanwhile: nothing is restarted then.
+ *              2. No handler runs between: signals are blocked, not taken. SIGSTOP cannot be: it is held
+ *                 back, and delivered with the detaching. SIGTRAP is not: a blocked one that the
+ *                 kernel forces would lose its handler.
+ *              3. A step is over when the instruction pointer has moved and its SIGTRAP was seen: a thread that
+ *                 stops for something else may have that before it, and would die of it later.
+ *              4. A filter of system calls may kill the process: it is suspended, or nothing is injected.
+ * Limits       A thread that waits in the kernel for what only SIGKILL ends does not stop: -ETIMEDOUT.
+ * Sources      ptrace(2), signal(7), arch/x86/kernel/signal.c, kernel/ptrace.c
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ptrace.h>
+#include <sys/uio.h>
+#include <sys/user.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include "cleanup.h"
+#include "inject.h"
+#include "outside.h"
+#include "thread.h"
+#include "xalloc.h"
+
+#define STOP_LIMIT_MS 2000
+#define LOOK_NS 20000
+#define RESTARTS 1000 /* of one call: a signal may be on its way */
+#define USER_CS 0x33  /* of 64-bit code */
+#define SYSCALL_LEN 2 /* 0f 05 */
+
+struct inject {
+    pid_t pid;
+    uint64_t instruction; /* address of a syscall instruction there */
+    struct user_regs_struct regs;
+    uint64_t mask; /* of its signals */
+    int signal;    /* that came meanwhile and could not be blocked; 0: none */
+    bool stopped, lost;
+};
+
+static int lose(struct inject *in, int code, const char *what, struct ff_error *err)
+{
+    in->lost = true;
+    if (code == ESRCH || code == ECHILD)
+        return ff_error_set(err, ESRCH, "process %d has ended", (int)in->pid);
+    return ff_error_set(err, code, "process %d: %s: %s", (int)in->pid, what, strerror(code));
+}
+
+/* @signo: a signal; 0: an event of ptrace(2). An end is left to who has to hear it, this process perhaps */
+static int wait_stop(struct inject *in, int *signo, struct ff_error *err)
+{
+    const int how = WSTOPPED | WNOHANG | __WALL | __WNOTHREAD;
+    uint64_t end = ff_now_ms() + STOP_LIMIT_MS;
+
+    for (;;) {
+        siginfo_t now = {0};
+
+        if (waitid(P_PID, (id_t)in->pid, &now, how | WEXITED | WNOWAIT))
+            return lose(in, errno, "wait for it", err);
+        if (now.si_pid && now.si_code != CLD_TRAPPED)
+            return lose(in, ESRCH, NULL, err);
+        if (now.si_pid && !waitid(P_PID, (id_t)in->pid, &now, how) && now.si_pid) {
+            in->stopped = true;
+            *signo = now.si_status >> 8 ? 0 : now.si_status;
+            return 0;
+        }
+        if (ff_now_ms() > end)
+            return lose(in, ETIMEDOUT, "its main thread has not stopped within 2 s: it waits for what nothing "
+                                       "interrupts, a disk or a program that it starts: try again", err);
+        nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
+    }
+}
+
+/* --- one call --- */
+
+static int step(struct inject *in, struct user_regs_struct *r, struct ff_error *err)
+{
+    int signo;
+
+    do {
+        if (ptrace(PTRACE_SINGLESTEP, in->pid, NULL, NULL))
+            return lose(in, errno, "single step", err);
+        in->stopped = false;
+        int rc = wait_stop(in, &signo, err); /* an event: all of it stops, or is to go on */
+        if (rc)
+            return rc;
+        if (ptrace(PTRACE_GETREGS, in->pid, NULL, r))
+            return lose(in, errno, "read registers", err);
+        if (signo && (signo != SIGTRAP || r->rip == in->instruction))
+            in->signal = signo;
+    } while (signo != SIGTRAP || r->rip == in->instruction);
+    if (r->rip != in->instruction + SYSCALL_LEN) /* another program, or a system call that never returns */
+        return lose(in, EIO, "a system call there ended elsewhere", err);
+    return 0;
+}
+
+/* What the kernel says of a call that it would restart: ERESTARTSYS to ERESTART_RESTARTBLOCK */
+static bool wants_restart(int64_t rc)
+{
+    return rc <= -512 && rc >= -516;
+}
+
+int inject_call(struct inject *in, long nr, const uint64_t args[INJECT_ARGS], int64_t *result,
+                struct ff_error *err)
+{
+    if (in->lost)
+        return ff_error_set(err, ESRCH, "process %d: nothing can be called there any more", (int)in->pid);
+    for (unsigned i = 0; i < RESTARTS; i++) {
+        struct user_regs_struct r = in->regs;
+
+        r.rip = in->instruction;
+        r.rax = (uint64_t)nr;
+        r.orig_rax = UINT64_MAX;
+        r.rdi = args[0];
+        r.rsi = args[1];
+        r.rdx = args[2];
+        r.r10 = args[3];
+        r.r8 = args[4];
+        r.r9 = args[5];
+        if (ptrace(PTRACE_SETREGS, in->pid, NULL, &r))
+            return lose(in, errno, "write registers", err);
+        int rc = step(in, &r, err);
+        if (rc)
+            return rc;
+        *result = (int64_t)r.rax;
+        if (!wants_restart(*result))
+            return 0;
+    }
+    return ff_error_set(err, EIO, "process %d: system call %ld is interrupted again and again", (int)in->pid, nr);
+}
+
+/* --- stopping, and going on --- */
+
+static int find_instruction(struct inject *in, struct ff_error *err)
+{
+    FF_AUTO_FREE char *path = xprintf("/proc/%d/maps", (int)in->pid), *line = NULL;
+    FF_AUTO_FREE uint8_t *code = NULL;
+    uint64_t start = 0, end = 0;
+    size_t room = 0;
+    FILE *f = fopen(path, "re");
+
+    while (f && !end && getline(&line, &room, f) > 0)
+        if (strstr(line, "[vdso]") && sscanf(line, "%" SCNx64 "-%" SCNx64, &start, &end) != 2)
+            end = 0;
+    if (f)
+        fclose(f);
+    size_t len = end > start ? end - start : 0;
+    code = malloc(len + 1);
+    struct iovec here = {code, len}, there = {(void *)(uintptr_t)start, len};
+    if (code && len && process_vm_readv(in->pid, &here, 1, &there, 1, 0) == (ssize_t)len)
+        for (size_t i = 0; i + 1 < len; i++)
+            if (code[i] == 0x0f && code[i + 1] == 0x05) {
+                in->instruction = start + i;
+                return 0;
+            }
+    return ff_error_set(err, ENOTSUP, "process %d: no system call instruction found in its vdso", (int)in->pid);
+}
+
+/* A number of /proc/PID/status; -1: unknown */
+static int status_number(pid_t pid, const char *name)
+{
+    FF_AUTO_FREE char *path = xprintf("/proc/%d/status", (int)pid), *line = NULL;
+    size_t len = strlen(name), room = 0;
+    FILE *f = fopen(path, "re");
+    int value = -1;
+
+    while (f && value < 0 && getline(&line, &room, f) > 0)
+        if (!strncmp(line, name, len))
+            value = atoi(line + len);
+    if (f)
+        fclose(f);
+    return value;
+}
+
+static int seize(struct inject *in, struct ff_error *err)
+{
+    int tracer = status_number(in->pid, "TracerPid:"), why, rc;
+
+    if (!ptrace(PTRACE_SEIZE, in->pid, NULL, NULL))
+        return 0;
+    why = errno;
+    if (why == EPERM && tracer > 0)
+        return ff_error_set(err, EBUSY, "process %d is traced by process %d, a debugger: end that first",
+                            (int)in->pid, tracer);
+    rc = why == EPERM ? outside_may(in->pid, true, err) : 0;
+    return rc ? rc : lose(in, why, "trace it (ptrace(2))", err);
+}
+
+/* While it is stopped: of a process without one nobody can get one */
+static int suspend_filter(struct inject *in, struct ff_error *err)
+{
+    if (status_number(in->pid, "Seccomp:") == 0 ||
+        !ptrace(PTRACE_SETOPTIONS, in->pid, NULL, (void *)(uintptr_t)PTRACE_O_SUSPEND_SECCOMP))
+        return 0;
+    return ff_error_set(err, EPERM,
+                        "process %d has a filter of system calls (seccomp, as -sandbox makes one) that could kill "
+                        "it, and suspending that failed (%s): run farfork as root, outside of a container",
+                        (int)in->pid, strerror(errno));
+}
+
+static int stop_there(struct inject *in, struct ff_error *err)
+{
+    uint64_t all = ~(1ull << (SIGTRAP - 1));
+    int signo = 0, rc;
+
+    if (ptrace(PTRACE_INTERRUPT, in->pid, NULL, NULL))
+        return lose(in, errno, "interrupt", err);
+    do { /* a signal that came first is delivered first */
+        if (signo && ptrace(PTRACE_CONT, in->pid, NULL, (void *)(intptr_t)signo))
+            return lose(in, errno, "deliver a signal", err);
+        if ((rc = wait_stop(in, &signo, err)))
+            return rc;
+    } while (signo);
+    if (ptrace(PTRACE_GETREGS, in->pid, NULL, &in->regs) ||
+        ptrace(PTRACE_GETSIGMASK, in->pid, sizeof(in->mask), &in->mask))
+        return lose(in, errno, "read registers", err);
+    if (in->regs.cs != USER_CS)
+        return ff_error_set(err, ENOTSUP, "process %d is no 64-bit program", (int)in->pid);
+    if ((rc = suspend_filter(in, err)) || (rc = find_instruction(in, err)))
+        return rc;
+    if (ptrace(PTRACE_SETSIGMASK, in->pid, sizeof(all), &all))
+        return lose(in, errno, "block signals", err);
+    return 0;
+}
+
+/* Of a process that has ended nothing is left to do; one that has not stopped the kernel lets go */
+static void release_thread(struct inject *in)
+{
+    if (!in->stopped)
+        return;
+    if (in->mask || in->instruction) {
+        ptrace(PTRACE_SETREGS, in->pid, NULL, &in->regs);
+        ptrace(PTRACE_SETSIGMASK, in->pid, sizeof(in->mask), &in->mask);
+    }
+    ptrace(PTRACE_DETACH, in->pid, NULL, (void *)(intptr_t)in->signal);
+}
+
+struct run {
+    pid_t pid;
+    int (*fn)(struct inject *in, void *opaque, struct ff_error *err);
+    void *opaque;
+    struct ff_error *err;
+    int rc;
+};
+
+static void *run_main(void *opaque)
+{
+    struct run *r = opaque;
+    struct inject in = {.pid = r->pid};
+
+    if ((r->rc = seize(&in, r->err)))
+        return NULL;
+    r->rc = stop_there(&in, r->err);
+    if (!r->rc)
+        r->rc = r->fn(&in, r->opaque, r->err);
+    release_thread(&in);
+    return NULL;
+}
+
+int inject_run(pid_t pid, int (*fn)(struct inject *in, void *opaque, struct ff_error *err), void *opaque,
+               struct ff_error *err)
+{
+    struct ff_error why = {0};
+    struct run r = {.pid = pid, .fn = fn, .opaque = opaque, .err = err ? err : &why};
+    pthread_t thread;
+    int rc = ff_thread_start(&thread, run_main, &r, "inject", r.err);
+
+    if (rc)
+        return rc;
+    pthread_join(thread, NULL);
+    return r.rc;
+}

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * inject.h - system calls in another process
+ */
+#ifndef FF_VM_ATTACH_INJECT_H
+#define FF_VM_ATTACH_INJECT_H
+
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "error.h"
+
+#define INJECT_ARGS 6
+
+/* The main thread of a process, stopped: borrowed by the function that inject_run() calls */
+struct inject;
+
+/**
+ * inject_run() - stop the main thread of a process, and let @fn make system calls in it
+ * @fn: runs in a thread of its own, which is the tracer; its other threads run on meanwhile
+ *
+ * x86-64 alone. Afterwards the thread goes on as if nothing had been: a call that it waited in goes
+ * on waiting, a signal that came meanwhile is delivered, and a process that was stopped stays so.
+ *
+ * Cost:   0.3 ms and 10 us a call, as long as @fn takes; nobody may wait for that thread meanwhile
+ * Return: what @fn returned; -ESRCH: the process has ended; -EPERM as outside_may(), or it has a
+ *         filter of system calls (seccomp) which this process may not suspend; -EBUSY: another process
+ *         traces it; -ETIMEDOUT: its thread does not stop, as one that waits for its vfork(2);
+ *         -ENOTSUP: it is not a 64-bit program
+ */
+int inject_run(pid_t pid, int (*fn)(struct inject *in, void *opaque, struct ff_error *err), void *opaque,
+               struct ff_error *err);
+
+/**
+ * inject_call() - make one system call
+ * @nr:     as of x86-64
+ * @result: what the call returned there: -errno of its own failure is no failure here
+ *
+ * Pointers among @args are of that process. The call must be one that does not wait.
+ *
+ * Return: 0; -ESRCH, also where another program has replaced this one; -EIO: the process did not get so far;
+ *         -ETIMEDOUT. After a failure every other call fails
+ */
+int inject_call(struct inject *in, long nr, const uint64_t args[INJECT_ARGS], int64_t *result,
+                struct ff_error *err);
+
+#endif
