@@ -29,9 +29,13 @@ def between(*words):
     return json.loads(out.stdout or '{}')
 
 
+def second(t, name):
+    """A monitor for state_between, beside the test's own."""
+    return ['-qmp', f'unix:{t.work}/{name}.qmp2,server=on,wait=off']
+
+
 def guest(t, version, name, accel, machine, memory, disk, incoming=False):
-    second = f'{t.work}/{name}.qmp2'
-    extra = ['-qmp', f'unix:{second},server=on,wait=off', '-vga', 'std', '-device', 'virtio-blk-pci,drive=disk',
+    extra = [*second(t, name), '-vga', 'std', '-device', 'virtio-blk-pci,drive=disk',
              '-blockdev', f'driver=file,node-name=disk,filename={disk}'] + ['-S'] * incoming
     return VERSIONS[version](t, name, accel, memory, mem_mib=MEM_MIB, machine=machine, extra=extra,
                              incoming=incoming)

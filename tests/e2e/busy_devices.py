@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""busy_devices.py - devices that are in the middle of something as their guest is moved or forked; limit: 90 s
+"""busy_devices.py - devices that are in the middle of something as their guest is moved or forked; limit: 100 s
 
 busy_devices.py [scsi] [usb] [gpu]: these alone. What pvscsi, USB storage behind EHCI and virtio-gpu leave
 to bottom halves when the guest stops is done before their state is saved: the source's memory does not
@@ -18,6 +18,7 @@ import sys
 import time
 
 import common
+from attach_stream import BETWEEN, between, second
 from clone import Agent, child, complete, export
 from common import Failed, Micro, check_ledger, say, status, wait_for
 from memory import Memory
@@ -246,9 +247,9 @@ class Machine:
     def options(self, name):
         return (*self.argv, '-qtest', f'unix:{self.t.work}/{name}.qtest,server=on,wait=off', '-qtest-log', 'none')
 
-    def micro(self, name, accel, **more):
+    def micro(self, name, accel, more=(), **kinds):
         return self.stack.enter_context(Micro(self.t, name, accel, mem_mib=MIB, load=f'{common.LOAD} ring={Gpu.RINGS}',
-                                              extra=self.options(name), **more))
+                                              extra=[*self.options(name), *more], **kinds))
 
     def qtest(self, guest):
         if guest.name not in self.drivers:
@@ -300,6 +301,18 @@ def moved(t, accel, devices):
         check_ledger(a, b, sweeps=1)
 
 
+def attached(t, accel, devices):
+    """State and memory are taken from outside, by state_between."""
+    with contextlib.ExitStack() as stack:
+        m = Machine(t, devices, 'on', stack)
+        a = m.micro('at-a', accel, more=second(t, 'at-a'))
+        b = m.micro('at-b', accel, more=[*second(t, 'at-b'), '-S'], incoming=True)
+        m.start(a)
+        between(f'{a.sock_path}2', f'{b.sock_path}2', f'{t.work}/at.in', str(1000 * WATCH_S))
+        m.check(b)
+        check_ledger(a, b, sweeps=1)
+
+
 def forked(t, accel, devices):
     with contextlib.ExitStack() as stack:
         m = Machine(t, devices, 'off', stack)
@@ -319,10 +332,15 @@ def run(t):
     devices = sys.argv[1:] or list(ALL)
     accel = t.best_accel()
     say(f'      {" ".join(devices)}, {accel}')
-    for name, case in ('a move', moved), ('a fork', forked):
+    for name, case in ('a move', moved), ('a move from outside', attached), ('a fork', forked):
         with t.case(f'{name} of a guest with busy devices'):
             case(t, accel, devices)
 
 
+def needs():
+    common.need_userfaultfd()
+    common.need_files(BETWEEN)
+
+
 if __name__ == '__main__':
-    common.main(run, limit_s=90)
+    common.main(run, limit_s=100, needs=needs)

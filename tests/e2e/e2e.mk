@@ -16,7 +16,7 @@ E2E_TESTS := \
     tests/e2e/on_systemd.py:130 \
     tests/e2e/move_micro.py:200 \
     tests/e2e/move_bytes.py:200 \
-    tests/e2e/busy_devices.py:100 \
+    tests/e2e/busy_devices.py:110 \
     tests/e2e/precopy.py:200 \
     tests/e2e/returns.py:320 \
     tests/e2e/move_linux.py:170 \

@@ -3,10 +3,12 @@
  * state_between.c - take a guest's state and memory from one QEMU, write them to another, for tests
  *
  * usage: state_between SOURCE-QMP                save the state and give up disks; then `cont`
- *        state_between SOURCE-QMP DEST-QMP PATH  the guest goes on at the destination, which has
+ *        state_between SOURCE-QMP DEST-QMP PATH [WATCH-MS]
+ *                                                the guest goes on at the destination, which has
  *                                                -S and -incoming defer, and listens at PATH
  *
- * Prints one JSON object. Fails where QEMU wrote guest memory after it had saved the state.
+ * Prints one JSON object. Fails where QEMU wrote guest memory after it had saved the state, until the
+ * destination has loaded it, and for WATCH-MS more.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -141,8 +143,8 @@ static void set_late_activate(struct qmp *q)
         die("late-block-activate");
 }
 
-static void move(struct qmp *src, struct qmp *dst, const char *path, const uint8_t *state,
-                 size_t len)
+static void move(struct qmp *src, struct qmp *dst, const char *path, unsigned watch_ms,
+                 const uint8_t *state, size_t len)
 {
     FF_AUTO_JSON json_t *type = NULL;
     FF_AUTO_FREE struct outside_block *b = NULL;
@@ -171,6 +173,7 @@ static void move(struct qmp *src, struct qmp *dst, const char *path, const uint8
         die("send");
     if (wait_loaded(dst))
         die("load");
+    usleep(1000 * watch_ms); /* that is what is tried */
     check_unwritten(qmp_pid(src), b, n, to);
     if (qmp_command(dst, "cont", NULL, NULL, &err))
         die("cont");
@@ -203,7 +206,7 @@ int main(int argc, char **argv)
     fprintf(stderr, "state_between: saved %zu bytes in %.1f ms\n", len,
             ff_now_exact_ms() - start_ms);
     if (dst)
-        move(src, dst, argv[3], state, len);
+        move(src, dst, argv[3], argc > 4 ? (unsigned)atoi(argv[4]) : 0, state, len);
     else if (qmp_command(src, "cont", NULL, NULL, &err))
         return die("cont");
     qmp_free(src);

@@ -12,22 +12,13 @@
  *
  * Picture      QEMU                               here
  *              stop (the caller)
- *              query-status                       a turn of the main loop: "paused"
- *              query-status                       and another one
+ *              settle.h                           devices do what they had begun
  *              add-fd                        <--- a memfd, open for writing
  *              xen-save-devices-state /dev/fdset/N
  *              remove-fd N                        whatever happened
- *              query-named-block-nodes            with disks given up: is none active? (from 10.0 on)
+ *              query-status                       still "paused"
+ *              query-named-block-nodes            disks given up: none is active (from 10.0 on)
  *                                                 read the memfd
- *
- * Turns        `stop` drains disks, but a kick that it handles last leaves a bottom half behind,
- *              which would write guest memory after the state was saved: virtio-gpu's queues, for
- *              instance. A command that is not out-of-band runs in a bottom half of the main loop
- *              itself. It is sent when the answer to the one before is here, which the main loop
- *              wrote after that one's handler had returned. So between two handlers there is at
- *              least one whole iteration, in which all bottom halves run that were scheduled
- *              before. The first iteration runs what `stop` left behind, the second what that has
- *              scheduled; add-fd and the save itself come after a third and a fourth.
  *
  * Invariants   1. A guest that runs is never saved: QEMU would stop it for that moment, and let it
  *                 go on. test_device_state.c: running.
@@ -39,8 +30,7 @@
  * Failure      The guest stays stopped, and `cont` gives it back with its disks, after any error.
  * Limits       QEMU opens /dev/fdset/N only with a descriptor of the same access mode: so the memfd
  *              is opened again, for writing alone.
- * Sources      qmp_xen_save_devices_state(), qmp_dispatch(), aio_bh_poll(),
- *              monitor_fdset_dup_fd_add() of QEMU 10.0
+ * Sources      qmp_xen_save_devices_state(), monitor_fdset_dup_fd_add() of QEMU 10.0
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -52,9 +42,13 @@
 #include "autojson.h"
 #include "cleanup.h"
 #include "device_state.h"
+#include "settle.h"
 #include "whole_file.h"
 
 #define SAVE "xen-save-devices-state"
+/* Longer than the requests that a guest has queued take on a disk that works, and shorter than
+ * guests wait for one */
+#define SETTLE_MS 5000
 
 /* --- before the guest is stopped --- */
 
@@ -105,24 +99,6 @@ int device_state_may(struct qmp *q, struct ff_error *err)
 }
 
 /* --- of the stopped guest --- */
-
-/* One turn of the main loop; the guest must be stopped */
-static int turn_main_loop(struct qmp *q, struct ff_error *err)
-{
-    FF_AUTO_JSON json_t *s = NULL;
-    int rc = qmp_command(q, "query-status", NULL, &s, err);
-
-    if (rc)
-        return rc;
-    const char *status = text_of(s, "status");
-    if (strcmp(status, "paused") && strcmp(status, "prelaunch"))
-        return ff_error_set(
-            err, EINVAL,
-            "device state: the guest is '%s' (permitted 'paused', 'prelaunch'): stop "
-            "it, or let it leave that state first",
-            status);
-    return 0;
-}
 
 /* A memfd, and the same open for writing alone */
 static int open_memory(int *memory, int *writer, struct ff_error *err)
@@ -203,14 +179,14 @@ int device_state_save(struct qmp *q, bool give_up_disks, uint8_t **out, size_t *
                       struct ff_error *err)
 {
     FF_AUTO_CLOSE int memory = -1, writer = -1;
-    int rc = turn_main_loop(q, err);
+    int rc = settle_devices(q, SETTLE_MS, err);
 
-    if (!rc)
-        rc = turn_main_loop(q, err);
     if (!rc)
         rc = open_memory(&memory, &writer, err);
     if (!rc)
         rc = save_to(q, give_up_disks, writer, err);
+    if (!rc)
+        rc = settle_check_stopped(q, err);
     if (!rc && give_up_disks)
         rc = check_given_up(q, err);
     return rc ? rc : read_memory(memory, out, len_bytes, err);

@@ -34,9 +34,8 @@ int device_state_may(struct qmp *q, struct ff_error *err);
  * from outside, as of a chardev: QEMU must be kept from that by other means.
  *
  * Cost:   some milliseconds; with @give_up_disks as long as flushing takes
- * Return: 0; -EINVAL: the guest is in another state than "paused" or "prelaunch"; -EFBIG: above
- *         DEVICE_STATE_MAX_BYTES; -EPROTO: QEMU wrote nothing; -EIO: a disk was not given up;
- *         -EOPNOTSUPP as qmp_command_with_fd(); else as qmp_command()
+ * Return: 0; -EFBIG: above DEVICE_STATE_MAX_BYTES; -EPROTO: QEMU wrote nothing; -EIO: a disk was
+ *         not given up; -EOPNOTSUPP as qmp_command_with_fd(); else as settle_devices()
  */
 int device_state_save(struct qmp *q, bool give_up_disks, uint8_t **out, size_t *len_bytes,
                       struct ff_error *err);
