@@ -58,41 +58,26 @@ static uint8_t *read_block(pid_t pid, const struct outside_block *b)
     return data;
 }
 
-/* The source's memory, all of it; a block of unknown address stays without bytes: the destination's
- * firmware has made the same one */
-static unsigned read_blocks(pid_t pid, const struct outside_block *b, unsigned n,
-                            struct incoming_block *to)
+/* The source's memory, all of it */
+static void read_blocks(pid_t pid, const struct outside_block *b, unsigned n,
+                        struct incoming_block *to)
 {
-    unsigned unknown = 0;
-
-    for (unsigned i = 0; i < n; i++) {
-        struct outside_block at = b[i];
-
-        to[i] = (struct incoming_block){.name = b[i].name, .len_bytes = b[i].len_bytes};
-        if (outside_locate(pid, &at, &err) && at.len_bytes >= OUTSIDE_MAIN_BYTES)
-            die("locate");
-        if (at.hva)
-            to[i].bytes = read_block(pid, &at);
-        else
-            unknown++;
-    }
-    return unknown;
+    for (unsigned i = 0; i < n; i++)
+        to[i] = (struct incoming_block){.name = b[i].name, .len_bytes = b[i].len_bytes,
+                                        .bytes = read_block(pid, &b[i])};
 }
 
 static void check_unwritten(pid_t pid, const struct outside_block *b, unsigned n,
                             const struct incoming_block *was)
 {
     for (unsigned i = 0; i < n; i++) {
-        struct outside_block at = b[i];
+        FF_AUTO_FREE uint8_t *now = read_block(pid, &b[i]);
 
-        if (!was[i].bytes || outside_locate(pid, &at, &err))
-            continue;
-        FF_AUTO_FREE uint8_t *now = read_block(pid, &at);
-        for (uint64_t p = 0; p < at.len_bytes; p++)
+        for (uint64_t p = 0; p < b[i].len_bytes; p++)
             if (now[p] != was[i].bytes[p]) {
                 fprintf(stderr,
                         "state_between: %s was written at 0x%llx after the state was saved\n",
-                        at.name, (unsigned long long)p);
+                        b[i].name, (unsigned long long)p);
                 exit(1);
             }
     }
@@ -150,9 +135,10 @@ static void move(struct qmp *src, struct qmp *dst, const char *path, unsigned wa
     FF_AUTO_FREE struct outside_block *b = NULL;
     struct incoming_block to[INCOMING_BLOCKS_MAX];
     struct incoming_stream s = {0};
-    unsigned n, unknown;
+    unsigned n;
 
-    if (outside_blocks(src, &b, &n, &err) || n > INCOMING_BLOCKS_MAX)
+    if (outside_list(src, &b, &n, &err) || n > INCOMING_BLOCKS_MAX ||
+        outside_place(src, qmp_pid(src), b, n, &err))
         die("blocks");
     if (qmp_command(src, "qom-get", json_pack("{ss ss}", "path", "/machine", "property", "type"),
                     &type, &err))
@@ -162,7 +148,7 @@ static void move(struct qmp *src, struct qmp *dst, const char *path, unsigned wa
     if (!end)
         die(machine);
     *end = '\0';
-    unknown = read_blocks(qmp_pid(src), b, n, to);
+    read_blocks(qmp_pid(src), b, n, to);
     if (incoming_stream_begin(&s, machine, INCOMING_PAGE_BITS, to, n, &err) ||
         incoming_stream_end(&s, INCOMING_PAGE_BITS, to, n, state, len, &err))
         die("write");
@@ -177,9 +163,8 @@ static void move(struct qmp *src, struct qmp *dst, const char *path, unsigned wa
     check_unwritten(qmp_pid(src), b, n, to);
     if (qmp_command(dst, "cont", NULL, NULL, &err))
         die("cont");
-    printf(
-        "{\"machine\": \"%s\", \"blocks\": %u, \"unknown\": %u, \"state\": %zu, \"stream\": %zu}\n",
-        machine, n, unknown, len, s.len);
+    printf("{\"machine\": \"%s\", \"blocks\": %u, \"state\": %zu, \"stream\": %zu}\n", machine, n,
+           len, s.len);
     free(s.data);
     for (unsigned i = 0; i < n; i++)
         free((void *)to[i].bytes);
