@@ -13,6 +13,7 @@
 #include "agent_guest_port.h"
 #include "agent_server.h"
 #include "error.h"
+#include "rundir.h"
 #include "strv.h"
 
 enum agent_vm_state {
@@ -46,7 +47,7 @@ struct agent_vm {
     bool told;               /* its end was */
     bool is_proxy;           /* no guest is in it: it serves another child */
     bool never_ran;          /* it has been reaped, and left that file: no guest ran in it */
-    bool shut_down;          /* ... or the one that says that its guest has shut itself down */
+    enum rundir_left shut_down; /* ... or the one that says that its guest has shut itself down */
     bool unused;             /* it was started ahead for a fork that has fewer children */
 };
 

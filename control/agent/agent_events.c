@@ -122,10 +122,11 @@ void agent_send_ended(struct agent *a, const struct agent_vm *vm)
     FF_AUTO_FREE char *words = vm->code ? agent_vm_last_words(vm) : xstrdup("");
     FF_AUTO_FREE char *mark = vm->never_ran ? rundir_mark(vm->until_go) : NULL;
 
-    agent_send(a, json_pack("{ss si ss si ss si ss sb sb ss}", "event", "child", "child",
+    agent_send(a, json_pack("{ss si ss si ss si ss sb so ss}", "event", "child", "child",
                             (int)vm->number, "what", "ended", "pid", (int)vm->pid, "how", vm->how,
                             "code", vm->code, "log", words, "never_ran", vm->never_ran,
-                            "shut_down", vm->shut_down, "mark", mark ? mark : ""));
+                            "shut_down",
+                            vm->shut_down == LEFT_UNKNOWN ? json_null() : json_boolean(vm->shut_down == LEFT_YES), "mark", mark ? mark : ""));
 }
 
 void agent_send_touched(struct agent *a)

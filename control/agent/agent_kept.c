@@ -43,7 +43,7 @@ bool agent_vms_untold(const struct agent_vms *k)
     bool any = false;
 
     for (size_t i = 0; i < k->n; i++)
-        any |= k->v[i].never_ran || k->v[i].shut_down;
+        any |= k->v[i].never_ran || k->v[i].shut_down != LEFT_NO;
     return any;
 }
 

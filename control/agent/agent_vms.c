@@ -221,7 +221,7 @@ bool agent_vms_reap(struct agent_vms *k)
         vm->how = WIFEXITED(status) ? xprintf("exit code %d", WEXITSTATUS(status))
                                      : xprintf("SIG%s", sigabbrev_np(WTERMSIG(status)));
         vm->state = AGENT_VM_ENDED;
-        vm->never_ran = rundir_was_left(vm->until_go);
+        vm->never_ran = rundir_was_left(vm->until_go) == LEFT_YES;
         vm->shut_down = rundir_was_left(vm->shut_down_file);
         agent_private_remove(vm->private);
         vm->private = NULL;

@@ -190,7 +190,7 @@ void fork_print_table(const struct fork *f, int code)
         printf("note: %s\n", f->s.notes.v[i]);
     print_fed(f);
     print_disks(f);
-    if (f->s.parent_gone)
+    if (session_has_parent_ended(&f->s))
         printf("note: the parent has ended\n");
     for (size_t k = 0; k < f->s.n_vms; k++)
         good += vm_runs(&f->s.vms[k]);
@@ -287,7 +287,8 @@ void fork_print_json(const struct fork *f, int code)
         json_array_append_new(notes, json_string(f->s.notes.v[i]));
     json_t *o = json_pack(
         "{ss ss si sb so si sb so so so so so so so so}", "id", f->s.o.id, "parent",
-        f->s.o.parent_path, "parent_pid", (int)f->s.parent_pid, "parent_ended", f->s.parent_gone,
+        f->s.o.parent_path, "parent_pid", (int)f->s.parent_pid, "parent_ended",
+        session_has_parent_ended(&f->s),
         "parent_stopped", f->stopped ? json_string(f->stopped) : json_null(), "exit_code", code,
         "interrupted", f->s.interrupted, "error",
         *f->s.why.text ? json_string(f->s.why.text) : json_null(), "children", json_children(f),

@@ -54,18 +54,17 @@ static bool has_arrived(const json_t *k)
     return !strcmp(text_of(info, "status"), "completed");
 }
 
-static bool has_shut_down(const json_t *k)
-{
-    return rundir_was_left(text_of(k, "shut_down_file"));
-}
-
 /* No guest ran in it, or that has shut itself down, and its source may have to be told: its agent need
  * not have seen its end */
 static const char *how_ended(const json_t *k)
 {
-    return rundir_was_left(text_of(k, "until_go")) ? "never-ran"
-           : has_shut_down(k)                      ? "shut-down"
-                                                   : "ended";
+    enum rundir_left until_go = rundir_was_left(text_of(k, "until_go"));
+    enum rundir_left down = rundir_was_left(text_of(k, "shut_down_file"));
+
+    return until_go == LEFT_YES                              ? "never-ran"
+           : down == LEFT_YES                                ? "shut-down"
+           : until_go == LEFT_UNKNOWN || down == LEFT_UNKNOWN ? "unknown"
+                                                             : "ended";
 }
 
 /* Of a child that has ended: "mark" is what its source is told then */
@@ -82,7 +81,7 @@ static void set_child_ended(json_t *k)
  * (-no-shutdown) for somebody to run it again */
 static const char *how_it_is(const json_t *k, bool left)
 {
-    bool down = has_shut_down(k);
+    bool down = rundir_was_left(text_of(k, "shut_down_file")) == LEFT_YES;
 
     if ((left || down) && has_arrived(k))
         return left ? "complete" : "attached";

@@ -224,9 +224,15 @@ int rundir_make_lasting(const char *base, const char *id, const char *node, char
     return rc == -EEXIST ? rc : 0; /* else it is as if the host kept nothing */
 }
 
-bool rundir_was_left(const char *file)
+enum rundir_left rundir_was_left(const char *file)
 {
-    return file && *file && !access(file, F_OK);
+    struct stat st;
+
+    if (!file || !*file)
+        return LEFT_NO;
+    if (!lstat(file, &st))
+        return LEFT_YES;
+    return errno == ENOENT ? LEFT_NO : LEFT_UNKNOWN;
 }
 
 char *rundir_mark(const char *file)

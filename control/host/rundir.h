@@ -52,8 +52,9 @@ void rundir_remove(const char *dir);
 
 /* Whether a QEMU to which a guest was moved has left that file; NULL, "": there is none to look for.
  * Of its option until-go=: no guest ran in it. The one beside that: one did, and has shut itself down
- * before the move was complete */
-bool rundir_was_left(const char *file);
+ * before the move was complete. LEFT_NO only where the kernel says that it is not there */
+enum rundir_left { LEFT_NO, LEFT_YES, LEFT_UNKNOWN };
+enum rundir_left rundir_was_left(const char *file);
 /* What that file says, of which move it is: "": no source has come; NULL: it is not there, or cannot be read */
 char *rundir_mark(const char *file);
 

@@ -11,6 +11,8 @@
 #include "overlay_records.h"
 #include "session.h"
 
+#define UNTIL_GO "1.until-go" /* in lasting of the host: it says whether anything ran there */
+
 /* Where the guest is */
 enum move_outcome {
     MOVE_HERE,    /* it is at the source, running or paused; nothing ran there */
@@ -71,7 +73,6 @@ struct move {
     struct overlay_owner owner; /* of the parent's overlays, where it is a child; until they are
                                  * handed over */
     char genid[40];        /* its generation ID, which it keeps; "": it has none */
-    uint64_t parent_start; /* process_start_time() of its QEMU here */
     bool was_running;
     json_int_t asked;      /* number of the last command for the QEMU there */
     unsigned port;         /* where it listens */

@@ -156,7 +156,7 @@ void move_fallback_keep(struct move *m)
 /* --- taking back --- */
 
 /* Its agent has seen it end; or nobody has heard of its host for as long as a lease. Not one whose
- * guest never ran, or has ended */
+ * guest never ran, or has ended, or may have */
 static bool is_lost_there(struct move *m)
 {
     const struct vm *k = move_child(m);
@@ -166,9 +166,9 @@ static bool is_lost_there(struct move *m)
     if (move_host(m)->state == HOST_FAILED &&
         ff_now_ms() > m->lost_ms + m->back.lease_s * 1000ull)
         move_look(m, true);
-    if (move_host(m)->state != HOST_FAILED || k->never_ran || k->shut_down)
+    if (move_host(m)->state != HOST_FAILED || k->never_ran || k->shut_down || k->end_unclear)
         m->lost_ms = 0;
-    if (k->never_ran || k->shut_down)
+    if (k->never_ran || k->shut_down || k->end_unclear)
         return false;
     return m->lost_ms ? ff_now_ms() > m->lost_ms + m->back.lease_s * 1000ull
                       : k->state == VM_FAILED;

@@ -56,13 +56,6 @@ static const char *move_status(const struct move *m)
     return m->was_running ? "running" : "paused";
 }
 
-/* Nobody is left who could have the guest back */
-static bool has_parent_ended(const struct move *m)
-{
-    return m->s.parent_gone && m->parent_start &&
-           process_look(m->s.parent_pid, m->parent_start) == PROCESS_GONE;
-}
-
 /* --- the destination is the one to ask --- */
 
 /* Nobody sends it more, and it runs its guest, or may. A visit's return that failed before is what it says last of a
@@ -70,7 +63,7 @@ static bool has_parent_ended(const struct move *m)
 static bool is_alone_there(const struct move *m, const char *has, const char *move)
 {
     if (m->visit && is_over_here(move) && (is(has, "running") || is(has, "paused")))
-        return has_parent_ended(m) || is(m->status, "postcopy-paused");
+        return session_has_parent_ended(&m->s) || is(m->status, "postcopy-paused");
     return is(move, "postcopy-paused") && !is(has, "inmigrate");
 }
 
@@ -85,7 +78,7 @@ static bool on_events_there(struct move *m, struct ff_error *why)
         return false;
     const char *has = text_of(status, "status"), *move = text_of(info, "status");
     if (m->visit && (is(has, "postmigrate") || (is(has, "finish-migrate") && is(move, "postcopy-paused")))) {
-        if (!has_parent_ended(m)) {
+        if (!session_has_parent_ended(&m->s)) {
             ff_error_set(why, EBUSY, "the guest has left %s for home, and the QEMU here has not ended", host);
             return false;
         }
@@ -96,7 +89,7 @@ static bool on_events_there(struct move *m, struct ff_error *why)
         move_end_with(m, MOVE_THERE, "%s", "");
         return true;
     }
-    if (is(move, "postcopy-paused") && is(has, "inmigrate") && has_parent_ended(m)) {
+    if (is(move, "postcopy-paused") && is(has, "inmigrate") && session_has_parent_ended(&m->s)) {
         m->end_there = true;
         move_end_with(m, MOVE_LOST, "its QEMU here has ended before it let the guest go, and the QEMU "
                  "on %s, which was ended, never ran it: the guest runs nowhere; start it again "
@@ -137,16 +130,23 @@ static void ask_until_clear(struct move *m, const char *why_here)
     struct ff_error why = {0};
 
     while (ff_now_ms() < until && h->state != HOST_FAILED && k->state != VM_FAILED &&
-           !k->shut_down) {
+           !k->shut_down && !k->end_unclear) {
         if (on_events_there(m, &why))
             return;
         session_turn(&m->s, POLL_MS);
         move_show(m, false);
     }
     /* nobody looks for its file */
-    m->end_there = k->never_ran && (has_parent_ended(m) || m->told_ms);
+    m->end_there = k->never_ran && (session_has_parent_ended(&m->s) || m->told_ms);
     if (k->shut_down)
         end_shut_down(m);
+    else if (k->end_unclear && h->state != HOST_FAILED)
+        move_end_with(m, MOVE_UNCLEAR,
+            "its QEMU on %s has ended, and whether its guest had shut itself down before cannot be read there: if there "
+            "is no file " UNTIL_GO ".shut-down in %s there, %s", h->node->host, h->lasting,
+            m->back.go && !session_has_parent_ended(&m->s)
+                ? "x-rdma-postcopy-take-back at the QEMU here may get the guest back"
+                : "the guest is lost: start it again from its disks");
     else if (m->visit && k->ended_well && !k->never_ran)
         move_end_with(m, MOVE_UNCLEAR,
             "its QEMU on %s was told to quit, or its guest shut itself down, and nobody wrote that down: it runs "
@@ -168,7 +168,7 @@ static void ask_until_clear(struct move *m, const char *why_here)
                  "%s; its QEMU on %s has ended: %s: the guest runs nowhere; start it again "
                  "from its disks",
                  why_here, h->node->host, k->error);
-    else if (m->back.go && !m->s.parent_gone)
+    else if (m->back.go && !session_has_parent_ended(&m->s))
         move_end_with(m, MOVE_UNCLEAR,
                  "its QEMU on %s has ended; x-rdma-postcopy-take-back at the QEMU here may get the "
                  "guest back: %s; %s",
@@ -269,6 +269,8 @@ static bool may_resume(struct move *m)
             tell_never_ran(m);
         return ff_now_ms() < m->told_ms + m->s.o.timeout_s * 1000ull;
     }
+    if (move_host(m)->state != HOST_FAILED && move_child(m)->end_unclear)
+        return false;
     return !left && ff_now_ms() < m->until_ms && !move_child(m)->shut_down &&
            (move_child(m)->state != VM_FAILED || move_host(m)->state == HOST_FAILED);
 }
@@ -280,7 +282,7 @@ static bool is_decided(struct move *m, const json_t *info)
     const struct vm *k = move_child(m);
 
     if (is_over_here(m->status)) {
-        if (m->via == VIA_PROXY && process_look(m->s.parent_pid, m->parent_start) == PROCESS_GONE) {
+        if (m->via == VIA_PROXY && process_look(m->s.parent_pid, m->s.parent_start) == PROCESS_GONE) {
             m->end_there = true;
             move_end_with(m, MOVE_LOST, "%s", error);
         } else if (*m->s.why.text) /* why it was cancelled */
@@ -385,7 +387,7 @@ static void await_parent_end(struct move *m)
 {
     uint64_t until = ff_now_ms() + REAP_LIMIT_MS;
 
-    while (m->s.parent_gone && !has_parent_ended(m) && ff_now_ms() < until)
+    while (m->s.parent_gone && !session_has_parent_ended(&m->s) && ff_now_ms() < until)
         session_turn(&m->s, POLL_MS);
 }
 
@@ -517,7 +519,7 @@ static void finish_move(struct move *m)
         return;
     }
     move_proxy_over(m);
-    if (process_look(m->s.parent_pid, m->parent_start) == PROCESS_GONE) {
+    if (process_look(m->s.parent_pid, m->s.parent_start) == PROCESS_GONE) {
         m->s.parent_gone = true;
         session_note(&m->s, "the QEMU here (pid %d) has ended by itself during the move; all that "
                                "the guest needs was there, or in its memory's file",
@@ -555,7 +557,7 @@ void move_guest(struct move *m)
                                "only after this guest", m->owner.dir, why.text);
     if (m->outcome == MOVE_THERE && m->completed_ms)
         finish_move(m);
-    else if (m->outcome == MOVE_THERE && !m->s.parent_gone) /* only the destination says so */
+    else if (m->outcome == MOVE_THERE && !session_has_parent_ended(&m->s)) /* only the destination says so */
         session_note(&m->s, "the QEMU here (pid %d) has not heard that the move is complete: "
                                "look at the guest on %s, then end it", (int)m->s.parent_pid,
                   h->node->host);

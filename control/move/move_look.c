@@ -48,6 +48,8 @@ static void look_for_it(void *opaque, const char *line)
         }
         if (is_this(m, fork) && !strcmp(text_of(child, "state"), "shut-down"))
             move_child(m)->shut_down = true;
+        if (is_this(m, fork))
+            move_child(m)->end_unclear = !strcmp(text_of(child, "state"), "unknown");
     }
 }
 

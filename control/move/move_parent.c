@@ -237,7 +237,6 @@ int move_find_parent(struct move *m, struct ff_error *why)
 {
     int rc = session_find_parent(&m->s, why);
 
-    m->parent_start = rc ? 0 : process_start_time(m->s.parent_pid);
     if (!rc)
         rc = session_check_parent(&m->s, why);
     m->patched = !rc;

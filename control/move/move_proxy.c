@@ -234,7 +234,7 @@ void move_proxy_say_sides(struct move *m)
 
     if (m->s.qmp)
         qmp_limit(m->s.qmp, CONNECT_LIMIT_MS);
-    if (process_look(m->s.parent_pid, m->parent_start) == PROCESS_GONE)
+    if (process_look(m->s.parent_pid, m->s.parent_start) == PROCESS_GONE)
         here = xstrdup("its QEMU has ended");
     else if (!m->s.qmp || qmp_command(m->s.qmp, "query-status", NULL, &status, &why) ||
              qmp_command(m->s.qmp, "query-migrate", NULL, &info, &why))

@@ -111,7 +111,8 @@ json_t *move_json(const struct move *m, int code)
         json_array_append_new(notes, json_lossy(m->s.notes.v[i]));
     return json_pack(
         "{ss ss si sb so ss si so so si so so so so s{sI sI sI} sI sI si si so}", "id", m->s.o.id, "parent",
-        m->s.o.parent_path, "parent_pid", (int)m->s.parent_pid, "parent_ended", m->s.parent_gone,
+        m->s.o.parent_path, "parent_pid", (int)m->s.parent_pid, "parent_ended",
+        session_has_parent_ended(&m->s),
         "host", text_or_null(h ? h->node->host : NULL), "state", move_outcome_name(m->outcome),
         "exit_code", code, "error", text_or_null(m->s.why.text), "migration",
         text_or_null(m->status), "pid", k ? (int)k->pid : 0, "qmp",

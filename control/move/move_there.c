@@ -24,7 +24,6 @@
 #include "qmp_secret.h"
 #include "visit.h"
 
-#define UNTIL_GO "1.until-go" /* in h->lasting: it says whether anything ran there */
 #define END_LIMIT_MS 12000 /* the agent ends its child first */
 
 /* --- its command line --- */

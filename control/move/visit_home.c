@@ -418,7 +418,7 @@ static int on_lost_here(struct move *m, struct ff_error *why)
         m->visit->over = move_follow_turn(m);
         return m->visit->over ? 0 : -EAGAIN;
     }
-    while ((runs = process_look(m->s.parent_pid, m->parent_start) != PROCESS_GONE) && ff_now_ms() < end)
+    while ((runs = process_look(m->s.parent_pid, m->s.parent_start) != PROCESS_GONE) && ff_now_ms() < end)
         session_turn(&m->s, BACK_TURN_MS);
     text = xprintf("the QEMU here %s the guest, which had come home: %s",
                    runs ? "does not answer any more; it has" : "has ended, with", why->text);

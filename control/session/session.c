@@ -28,6 +28,7 @@
 #include "session.h"
 
 #define AGAIN_LIMIT_MS 2000
+#define END_TURN_MS 10
 #define SPARE_LIMIT_MS 2000 /* they have been ending for long */
 
 /* --- options --- */
@@ -112,7 +113,13 @@ void session_read_signals(struct session *s)
         s->interrupted = true;
 }
 
-/* The connection is over. A socket at which nobody listens any more says that the parent is */
+bool session_has_parent_ended(const struct session *s)
+{
+    return s->parent_gone && s->parent_start && process_look(s->parent_pid, s->parent_start) == PROCESS_GONE;
+}
+
+/* The connection is over. A name that is gone, or a socket at which nobody listens, is the parent's end only
+ * where the kernel says so: it closes its sockets first */
 static void find_parent_again(struct session *s)
 {
     struct qmp *again = NULL;
@@ -128,10 +135,13 @@ static void find_parent_again(struct session *s)
         qmp_replace(s->qmp, again);
         return;
     }
-    /* one that closes its socket, or has, is ending; one that is busy answers late */
+    uint64_t until = ff_now_ms() + AGAIN_LIMIT_MS;
+    /* one that closes its socket, or has, may be ending; one that is busy answers late */
     s->parent_gone = !rc || rc == -ECONNREFUSED || rc == -ENOENT || rc == -EPIPE ||
                      rc == -ECONNRESET;
     qmp_free(again);
+    while (s->parent_gone && !session_has_parent_ended(s) && ff_now_ms() < until)
+        poll(NULL, 0, END_TURN_MS);
 }
 
 void session_on_guest_event(struct session *s, json_t *e)

@@ -97,6 +97,7 @@ struct vm {
     char mark[32];            /* with never_ran: what its file of until-go says */
     bool never_ran;           /* it has ended, and no guest ran in it, as its agent knows */
     bool shut_down;           /* it has ended, and its guest had shut itself down before */
+    bool end_unclear;         /* whether it has ended, or had shut itself down before, cannot be read there */
     bool ended_well;          /* it has ended, with exit code 0 */
     bool said, told;          /* its guest said that it is done; its end was reported */
     int code;                 /* what it said: 0..255 */
@@ -140,10 +141,11 @@ struct session {
     /* the guest here */
     struct qmp *qmp;
     pid_t parent_pid;
+    uint64_t parent_start; /* process_start_time() of it; 0: nobody has looked */
     struct strv parent_argv;
     char *parent_exe, *parent_cwd;
     bool anywhere;      /* no option names a file in parent_cwd: a host that has no such folder will do */
-    bool parent_gone;
+    bool parent_gone;   /* its sockets are closed: session_has_parent_ended() asks the kernel */
     bool parent_stood;  /* it did not run when it was asked */
     bool parent_silent; /* no connection to it, whether it has ended or not */
     struct strv unplugged;  /* ids of devices that the guest is to let go: not on parent_argv any more */
@@ -159,6 +161,9 @@ struct session {
     double begin_ms;    /* of ff_now_exact_ms() */
     struct ff_error why;     /* why it came to nothing, if it did */
 };
+
+/* The kernel says that the guest's QEMU here has ended: nobody is left who could have the guest back */
+bool session_has_parent_ended(const struct session *s);
 
 /* Of the link options: how long a side waits for another link, after the switch */
 unsigned session_reconnect_ms(const struct session *s);

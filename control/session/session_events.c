@@ -91,6 +91,7 @@ static void on_end(struct vm *k, const json_t *e)
     k->never_ran = json_is_true(json_object_get(e, "never_ran"));
     snprintf(k->mark, sizeof(k->mark), "%s", text_of(e, "mark"));
     k->shut_down = json_is_true(json_object_get(e, "shut_down"));
+    k->end_unclear = json_is_null(json_object_get(e, "shut_down"));
     k->ended_well = well;
     if (k->state == VM_FAILED)
         return;

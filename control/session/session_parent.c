@@ -155,6 +155,7 @@ void session_leave_parent(struct session *s)
     qmp_free(s->qmp);
     s->qmp = NULL;
     s->parent_silent = s->parent_gone = false; /* it is asked anew */
+    s->parent_start = 0;
     strv_free(&s->parent_argv);
     free(s->parent_exe);
     free(s->parent_cwd);
@@ -204,6 +205,7 @@ int session_find_parent(struct session *s, struct ff_error *why)
         return ff_error_set(why, ESRCH,
                             "%s: its process is in another PID namespace: run this there",
                             s->o.parent_path);
+    s->parent_start = process_start_time(s->parent_pid);
     rc = check_owner(s, why);
     if (!rc)
         rc = process_argv(s->parent_pid, &s->parent_argv, why);

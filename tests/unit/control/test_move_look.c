@@ -36,9 +36,9 @@ static void looks(void **state)
 {
     static const struct {
         const char *state;
-        bool never_ran, shut_down;
-    } said[] = {{"attached", false, false}, {"ended", false, false}, {"unknown", false, false},
-                {"shut-down", false, true}, {"never-ran", true, false}};
+        bool never_ran, shut_down, end_unclear;
+    } said[] = {{"attached", false, false, false}, {"ended", false, false, false}, {"unknown", false, false, true},
+                {"shut-down", false, true, false}, {"never-ran", true, false, false}};
     struct host h;
     struct vm k;
     struct move m;
@@ -48,7 +48,8 @@ static void looks(void **state)
         set_up(&m, &h, &k);
         list_says(said[i].state);
         move_look(&m, true);
-        assert_true(k.never_ran == said[i].never_ran && k.shut_down == said[i].shut_down);
+        assert_true(k.never_ran == said[i].never_ran && k.shut_down == said[i].shut_down &&
+                    k.end_unclear == said[i].end_unclear);
         assert_string_equal(k.mark, k.never_ran ? "0123" : "");
         strv_free(&m.s.notes);
     }
@@ -72,6 +73,41 @@ static void leaves_nothing(void **state)
     assert_true(mallinfo2().uordblks < before + LOOKS * LEAK_BYTES);
 }
 
+static int asked;
+
+static int refuses(void *opaque, const char *line, char **answer, struct ff_error *err)
+{
+    (void)opaque;
+    (void)line;
+    (void)answer;
+    asked++;
+    return ff_error_set(err, EPIPE, "it has ended");
+}
+
+/* Whether its guest had shut itself down cannot be read there: the guest as it went is not taken back for that */
+static void not_taken_back(void **state)
+{
+    struct host h;
+    struct vm k;
+    struct move m;
+
+    (void)state;
+    for (int unclear = 0; unclear <= 1; unclear++) {
+        set_up(&m, &h, &k);
+        h.state = HOST_COMPLETE;
+        h.address = (char *)"127.0.0.1";
+        m.back.go = true;
+        k.state = VM_FAILED;
+        k.end_unclear = unclear;
+        m.s.qmp = qmp_by(refuses, NULL, 0);
+        asked = 0;
+        assert_false(move_take_back(&m));
+        assert_int_equal(asked, !unclear);
+        qmp_free(m.s.qmp);
+        strv_free(&m.s.notes);
+    }
+}
+
 static int make_program(void **state)
 {
     (void)state;
@@ -86,7 +122,8 @@ static int remove_program(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(looks), cmocka_unit_test(leaves_nothing)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(looks), cmocka_unit_test(leaves_nothing),
+                                       cmocka_unit_test(not_taken_back)};
 
     return cmocka_run_group_tests(tests, make_program, remove_program);
 }

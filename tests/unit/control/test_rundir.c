@@ -11,6 +11,7 @@
 
 #include "autojson.h"
 #include "jsonl.h"
+#include "ps.h"
 #include "rundir.h"
 
 static char base[] = "/tmp/ff-rundir-XXXXXX";
@@ -383,6 +384,37 @@ static void test_lock(void **state)
     json_decref(hosts);
 }
 
+/* A folder that cannot be read is not one without that file */
+static void test_left(void **state)
+{
+    FF_AUTO_FREE char *file = xprintf("%s/left", base), *below = xprintf("%s/left/file", base);
+    FF_AUTO_FREE char *none = xprintf("%s/none/file", base);
+    (void)state;
+
+    assert_int_equal(rundir_was_left(NULL), LEFT_NO);
+    assert_int_equal(rundir_was_left(""), LEFT_NO);
+    assert_int_equal(rundir_was_left(file), LEFT_NO);
+    assert_int_equal(rundir_was_left(none), LEFT_NO);
+    assert_int_equal(symlink("left", file), 0);
+    assert_int_equal(rundir_was_left(file), LEFT_YES);
+    assert_int_equal(rundir_was_left(below), LEFT_UNKNOWN); /* a circle; for another user a folder of mode 0 */
+    unlink(file);
+    json_t *k = json_pack("{s[{sisisssssssi}]}", "children", "number", 1, "pid", 1, "until_go", none, "shut_down_file",
+                          below, "state", "attached", "start", 0);
+    char *dir = NULL;
+    json_object_set_new(k, "id", json_string("f"));
+    assert_int_equal(rundir_make(base, "f", "n", &dir, &why), 0);
+    assert_int_equal(symlink("left", file), 0);
+    assert_int_equal(rundir_write_state(dir, k), 0);
+    FF_AUTO_JSON json_t *forks = ps_forks(base);
+    const json_t *child = json_array_get(json_object_get(json_array_get(forks, 0), "children"), 0);
+    assert_string_equal(text_of(child, "state"), "unknown");
+    unlink(file);
+    rundir_remove(dir);
+    free(dir);
+    json_decref(k);
+}
+
 static void test_process(void **state)
 {
     uint64_t own = process_start_time(getpid());
@@ -489,7 +521,7 @@ int main(void)
                                        cmocka_unit_test(test_squatted),
         cmocka_unit_test(test_confined_wrote),
                                        cmocka_unit_test(test_lock),
-                                       cmocka_unit_test(test_process),
+                                       cmocka_unit_test(test_left), cmocka_unit_test(test_process),
                                        cmocka_unit_test(test_lines),
                                        cmocka_unit_test(test_lasting_base)};
     return cmocka_run_group_tests(tests, make_base, remove_base);

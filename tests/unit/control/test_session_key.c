@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
  * test_session_key.c - a key is made anew each time, and given to an agent that may have ended; commands wait for one
- * that does not read
+ * that does not read; when the guest's QEMU here has ended
  */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "qmp_secret.h"
+#include "rundir.h"
 #include "session.h"
 #include "unit.h"
 
@@ -119,4 +123,58 @@ static void test_ends(void **state)
     close(fd[0]);
 }
 
-UNIT_MAIN(cmocka_unit_test(test_given), cmocka_unit_test(test_unsent), cmocka_unit_test(test_ends))
+/* A QEMU that closes its monitor: it has ended once the kernel says so, and not when the name of its socket is gone */
+static void play_parent(const char *path, int ready)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    static const char said[] = "{\"QMP\": {}}\n{\"return\": {}, \"id\": 1}\n";
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    alarm(60); /* a test that fails leaves it */
+    strcpy(a.sun_path, path);
+    if (bind(fd, (struct sockaddr *)&a, sizeof(a)) || listen(fd, 1) || write(ready, "r", 1) != 1)
+        _exit(1);
+    int peer = accept(fd, NULL, NULL);
+    (void)!write(peer, said, sizeof(said) - 1);
+    char c;
+    while (read(peer, &c, 1) == 1 && c != '\n')
+        ;
+    unlink(path);
+    close(fd);
+    close(peer);
+    for (;;)
+        pause();
+}
+
+static void test_parent_ends(void **state)
+{
+    char base[] = "/tmp/ff-parent-XXXXXX", c;
+    struct ff_error why;
+    int ready[2];
+    (void)state;
+
+    assert_non_null(mkdtemp(base));
+    FF_AUTO_FREE char *path = xprintf("%s/qmp", base);
+    assert_false(pipe(ready));
+    pid_t pid = fork();
+    if (!pid)
+        play_parent(path, ready[1]);
+    assert_int_equal(read(ready[0], &c, 1), 1);
+    struct session s = {.o = {.parent_path = path}, .signals = -1, .parent_pid = pid,
+                        .parent_start = process_start_time(pid)};
+    assert_ok(qmp_connect(path, -1, 30000, &s.qmp, &why), why);
+    for (int i = 0; !s.parent_silent && i < 100; i++)
+        session_turn(&s, 1000);
+    assert_true(s.parent_silent);
+    assert_false(session_has_parent_ended(&s));
+    kill(pid, SIGKILL);
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    assert_true(session_has_parent_ended(&s));
+    qmp_free(s.qmp);
+    close(ready[0]);
+    close(ready[1]);
+    assert_int_equal(rmdir(base), 0);
+}
+
+UNIT_MAIN(cmocka_unit_test(test_given), cmocka_unit_test(test_unsent), cmocka_unit_test(test_ends),
+          cmocka_unit_test(test_parent_ends))
