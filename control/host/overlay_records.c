@@ -23,7 +23,9 @@
  * Invariants   1. A file that a process has open is not removed, whoever's record it is in.
  *              2. A file is removed only by a record, and stays in it until it is gone.
  *              3. A child that has broken out of its QEMU can write what it likes into its record. So
- *                 only a regular file is removed that has a name as forks give them.
+ *                 only a regular file is removed that has a name as forks give them, of that child; in
+ *                 the record of a guest that was moved here, of a child that no record here has which is
+ *                 not over. A parent's overlay, IMAGE.fork-ID-diskN.qcow2, is in no child's record.
  * Failure      an agent that dies leaves its records; --kill goes by them. What is in use when its
  *              child ends stays in its record, in a run directory that is left for that; whoever
  *              looks next removes it: each agent of this host when a child has ended, vmclone when
@@ -353,6 +355,7 @@ int overlay_records_unlink(const char *file)
 struct over {
     char *dir, *id;
     unsigned number;
+    bool moved; /* the guest came by a move: its overlays have the name of the fork that made them */
     size_t first, n; /* of its files in all of them */
 };
 
@@ -360,13 +363,25 @@ struct sweep {
     struct over *v;
     size_t n;
     struct strv files;
+    struct strv needed; /* in records of children that are not over */
     struct strv dirs; /* left for their overlays */
     const char *id;     /* for @kept, which may be NULL */
     struct strv *kept;
     json_t *children;  /* what a process is, by its number */
 };
 
-static void add_over(struct sweep *s, const char *dir, const char *id, unsigned number)
+static void add_needed(struct sweep *s, const char *dir, unsigned number)
+{
+    struct strv files;
+    struct ff_error ignored; /* who reads it for its own sake says so */
+
+    overlay_records_read(dir, number, &files, &ignored);
+    for (size_t i = 0; i < files.n; i++)
+        strv_add(&s->needed, "%s", files.v[i]);
+    strv_free(&files);
+}
+
+static void add_over(struct sweep *s, const char *dir, const char *id, unsigned number, bool moved)
 {
     struct strv files;
     struct ff_error why;
@@ -381,7 +396,7 @@ static void add_over(struct sweep *s, const char *dir, const char *id, unsigned 
         memcpy(more, s->v, s->n * sizeof(*more));
     free(s->v);
     s->v = more;
-    s->v[s->n++] = (struct over){.dir = xstrdup(dir), .id = xstrdup(id), .number = number,
+    s->v[s->n++] = (struct over){.dir = xstrdup(dir), .id = xstrdup(id), .number = number, .moved = moved,
                                  .first = s->files.n, .n = files.n};
     for (size_t i = 0; i < files.n; i++)
         strv_add(&s->files, "%s", files.v[i]);
@@ -410,7 +425,9 @@ static void find_over(void *opaque, const char *dir, json_t *state)
         unsigned number = (unsigned)json_integer_value(r);
         const json_t *child = find_child(state, number);
         if (child ? rundir_look(child, "pid") == PROCESS_GONE : over)
-            add_over(s, dir, id, number);
+            add_over(s, dir, id, number, !strcmp(text_of(state, "image"), "none"));
+        else
+            add_needed(s, dir, number);
     }
 }
 
@@ -423,6 +440,43 @@ static char *user_name(const struct sweep *s, pid_t pid)
     return *child ? xprintf("%s (pid %d)", child, (int)pid) : xprintf("the process %d", (int)pid);
 }
 
+static bool is_same_file(const char *a, const char *b)
+{
+    struct stat x, y;
+
+    return !strcmp(a, b) || (!stat(a, &x) && !stat(b, &y) && x.st_ino == y.st_ino &&
+                             x.st_dev == y.st_dev);
+}
+
+/* FOLDER/fork-ID-NUMBER-diskN.qcow2, or with what later forks put behind that: of the child whose run
+ * directory @dir, BASE/ID/NODE, is. The state file there may say anything */
+static bool is_of_child(const char *file, const char *dir, unsigned number)
+{
+    FF_AUTO_FREE char *id = xstrdup(dir);
+
+    *strrchr(id, '/') = '\0';
+    FF_AUTO_FREE char *start = xprintf("/fork-%s-%u-disk", strrchr(id, '/') + 1, number);
+    const char *name = strrchr(file, '/');
+    if (!name || strncmp(name, start, strlen(start)))
+        return false;
+    const char *disk = name + strlen(start), *end = disk + strspn(disk, "0123456789");
+    return end != disk && *end == '.';
+}
+
+static bool may_remove(const struct sweep *s, const struct over *o, const char *file)
+{
+    const char *name = strrchr(file, '/');
+
+    if (is_of_child(file, o->dir, o->number))
+        return true;
+    if (!o->moved || !name || strncmp(name, "/fork-", 6))
+        return false;
+    for (size_t i = 0; i < s->needed.n; i++)
+        if (is_same_file(s->needed.v[i], file))
+            return false;
+    return true;
+}
+
 static void sweep_one(const struct sweep *s, const struct over *o, const pid_t *users,
                       struct strv *kept)
 {
@@ -431,7 +485,9 @@ static void sweep_one(const struct sweep *s, const struct over *o, const pid_t *
 
     for (size_t i = o->first; i < o->first + o->n; i++) {
         const char *file = s->files.v[i];
-        int rc = users[i] == USER_NONE ? overlay_records_unlink(file) : 0;
+        int rc = users[i] != USER_NONE       ? 0
+                 : may_remove(s, o, file) ? overlay_records_unlink(file)
+                                          : -EINVAL;
         if (users[i] == USER_NONE && !rc)
             continue;
         FF_AUTO_FREE char *who = users[i] == USER_NONE ? NULL : user_name(s, users[i]);
@@ -439,8 +495,8 @@ static void sweep_one(const struct sweep *s, const struct over *o, const pid_t *
         if (kept && who)
             strv_add(kept, "%s stays: %s needs it, and it goes with that", file, who);
         else if (kept && rc == -EINVAL)
-            strv_add(kept, "%s stays: no fork makes a file of that name and kind: look who wrote it into "
-                           "%s/%u" SUFFIX, file, o->dir, o->number);
+            strv_add(kept, "%s stays: it is no overlay of child %u of fork %s by its name and kind: look who wrote "
+                           "it into %s/%u" SUFFIX, file, o->number, o->id, o->dir, o->number);
         else if (kept)
             strv_add(kept, "%s stays: cannot remove it: %s", file, strerror(-rc));
     }
@@ -480,6 +536,7 @@ void overlay_records_sweep(const char *base, const char *id, struct strv *kept)
     free(users);
     free(s.v);
     strv_free(&s.files);
+    strv_free(&s.needed);
     strv_free(&s.dirs);
     json_decref(s.children);
 }
@@ -488,14 +545,6 @@ struct on {
     const char *image, *but;
     char *found;
 };
-
-static bool is_same_file(const char *a, const char *b)
-{
-    struct stat x, y;
-
-    return !strcmp(a, b) || (!stat(a, &x) && !stat(b, &y) && x.st_ino == y.st_ino &&
-                             x.st_dev == y.st_dev);
-}
 
 static void find_on(void *opaque, const char *dir, json_t *state)
 {

@@ -8,22 +8,29 @@
  * Purpose      what the state files of agents say, held against the processes that there are: a
  *              process is known by its number and the time at which it was started.
  *              An agent without who started it ends with its last child, and removes what it left.
+ * Invariants   A state file may be written by what it is about, which is confined, and could name any
+ *              process of this user. --kill ends those alone that carry the profile of agents, or have that
+ *              run directory on their command line.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "autojson.h"
+#include "process_argv.h"
 #include "ps.h"
 #include "qmp.h"
 #include "overlay_records.h"
 #include "rundir.h"
 #include "unfinished.h"
 
+#define PROFILE "farfork-agent" /* packaging/farfork-agent */
 #define POLL_MS 50
 #define ASK_LIMIT_MS 1000 /* of a QEMU that answers, or is busy */
 
@@ -160,11 +167,79 @@ void ps_print(const json_t *forks)
 /* --- wait, kill --- */
 
 struct search {
+    const char *base;
     size_t forks, alive, unknown;
+    size_t others; /* processes that a state file names, and are none of that fork's */
     int agent; /* this one alone; 0: any */
     bool kill;
     struct strv *kept; /* what stays, and why */
 };
+
+/* Where the path that @at is in begins, in an option's value */
+static const char *path_before(const char *word, const char *at)
+{
+    while (at > word && !strchr("=:,", at[-1]))
+        at--;
+    return at;
+}
+
+static bool is_same_folder(const char *a, const char *b)
+{
+    struct stat x, y;
+
+    return !stat(a, &x) && !stat(b, &y) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+/* A word of it is in BASE/ID/NODE, or it is an agent that was told that ID and NODE */
+static bool names_fork(char *const *words, const char *base, const char *id, const char *node)
+{
+    FF_AUTO_FREE char *part = xprintf("/%s/%s/", id, node), *dir = xprintf("%s/%s/%s", base, id, node);
+    bool says_id = false, says_node = false;
+
+    for (; *words; words++) {
+        const char *at = strstr(*words, part);
+        FF_AUTO_FREE char *path = at ? xprintf("%.*s", (int)(at + strlen(part) - path_before(*words, at)),
+                                               path_before(*words, at)) : NULL;
+        if (path && is_same_folder(path, dir))
+            return true;
+        says_id |= words[1] && !strcmp(*words, "--id") && !strcmp(words[1], id);
+        says_node |= words[1] && !strcmp(*words, "--node") && !strcmp(words[1], node);
+    }
+    return says_id && says_node;
+}
+
+/* AppArmor's profile of agents, which they enter by themselves and nothing that they start leaves */
+static bool has_profile(pid_t pid)
+{
+    FF_AUTO_FREE char *path = xprintf("/proc/%d/attr/apparmor/current", (int)pid);
+    char text[sizeof(PROFILE)] = "";
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
+
+    if (fd >= 0)
+        close(fd);
+    return n == sizeof(text) - 1 && !strcmp(text, PROFILE);
+}
+
+/* A record of vmclone's own is out of reach of what is confined */
+static bool is_of_fork(const struct search *f, const char *dir, const json_t *s, const json_t *k, const char *pid)
+{
+    const char *node = strrchr(dir, '/');
+    FF_AUTO_FREE char *id = xprintf("%.*s", (int)(node - dir), dir);
+    struct strv words = {0};
+    struct ff_error ignored;
+
+    if (unfinished_is(s) || has_profile(get_int(k, pid)))
+        return true;
+    bool is = !process_argv(get_int(k, pid), &words, &ignored) &&
+              names_fork(words.v, f->base, strrchr(id, '/') + 1, node + 1);
+    strv_free(&words);
+    if (!is)
+        fprintf(stderr, "%s: process %d is left alone: %s/" STATE_FILE " names it, and its command line does not name "
+                        "that folder: look who wrote that; end the process yourself if it is of that fork, then remove "
+                        "the folder\n", program_invocation_short_name, get_int(k, pid), dir);
+    return is;
+}
 
 static void end_process(const json_t *k, const char *pid, int signal)
 {
@@ -173,7 +248,6 @@ static void end_process(const json_t *k, const char *pid, int signal)
 
 static void visit_rundir(void *opaque, const char *dir, json_t *s)
 {
-    (void)dir;
     struct search *f = opaque;
     enum process_state is = rundir_look(s, "agent");
     bool agent = is == PROCESS_ALIVE;
@@ -187,11 +261,17 @@ static void visit_rundir(void *opaque, const char *dir, json_t *s)
     json_array_foreach(json_object_get(s, "children"), i, k)
         if (rundir_look(k, "pid") == PROCESS_UNKNOWN) {
             f->unknown++;
+        } else if (alive(k, "pid") && f->kill && !is_of_fork(f, dir, s, k, "pid")) {
+            f->others++;
         } else if (alive(k, "pid")) {
             children++;
             if (f->kill)
                 end_process(k, "pid", SIGKILL);
         }
+    if (f->kill && agent && !is_of_fork(f, dir, s, s, "agent")) {
+        f->others++;
+        return;
+    }
     /* an attached agent goes when its vmclone lets it; --kill does not wait for that */
     if (f->kill && agent && !children && !json_is_true(json_object_get(s, "detached")))
         end_process(s, "agent", SIGTERM);
@@ -257,10 +337,12 @@ int ps_end(const char *base, const char *id, int agent, bool kill, uint64_t limi
     struct pollfd in = {.fd = lonely ? STDIN_FILENO : -1, .events = POLLIN};
 
     for (bool first = true;; first = false) {
-        struct search f = {.agent = agent, .kill = kill};
+        struct search f = {.base = base, .agent = agent, .kill = kill};
         rundir_each(base, id, visit_rundir, &f);
         if (first && !f.forks)
             return EXIT_NONE;
+        if (f.others)
+            return EXIT_SOME;
         if (f.unknown && !f.alive) {
             say_unknown(id, f.unknown);
             return EXIT_SOME;

@@ -307,9 +307,11 @@ static int visible(const struct dirent *e)
 /* What it says is killed and removed: that must not be somebody else's choice */
 static bool is_trusted(const char *base)
 {
+    struct stat st;
+
     if (rundir_is_own(base))
         return true;
-    if (!access(base, F_OK))
+    if (!stat(base, &st) && S_ISDIR(st.st_mode))
         fprintf(stderr,
                 "run directory %s: not a folder that only this user can write to: skipped\n", base);
     return false;
@@ -355,12 +357,14 @@ static void each_in(const char *base, const char *id, const char *but, bool reco
         if (id && strcmp(id, json_string_value(fork)))
             continue;
         FF_AUTO_FREE char *fork_dir = xprintf("%s/%s", base, json_string_value(fork));
-        FF_AUTO_JSON json_t *nodes = names_in(fork_dir);
+        FF_AUTO_JSON json_t *nodes = trusted_names_in(fork_dir);
         json_array_foreach(nodes, k, node) {
             FF_AUTO_FREE char *dir = xprintf("%s/%s", fork_dir, json_string_value(node));
             FF_AUTO_FREE char *other = but ? xprintf("%s/%s/%s", but, json_string_value(fork),
                                                      json_string_value(node)) : NULL;
             if (other && !access(other, F_OK))
+                continue;
+            if (!is_trusted(dir))
                 continue;
             FF_AUTO_JSON json_t *state = rundir_read_state(dir);
             if (!recorded)

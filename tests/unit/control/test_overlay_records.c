@@ -324,13 +324,16 @@ static void test_sweep(void **state)
 
     for (size_t i = 0; i < FF_ARRAY_LEN(cases); i++) {
         FF_AUTO_FREE char *dir = fork_dir("f", cases[i].agent, cases[i].child, false);
-        assert_int_equal(overlay_records_make(dir, cases[i].number, files, &why), 0);
+        FF_AUTO_FREE char *its = xprintf("%s/fork-f-%u-disk0.qcow2", base, cases[i].number);
+        json_t *own = json_pack("[s]", its);
+        assert_int_equal(overlay_records_make(dir, cases[i].number, own, &why), 0);
         overlay_records_sweep(base, NULL, NULL);
-        assert_int_equal(access(file, F_OK), cases[i].goes ? -1 : 0);
+        assert_int_equal(access(its, F_OK), cases[i].goes ? -1 : 0);
         assert_int_equal(overlay_records_left(dir), !cases[i].goes);
         assert_int_equal(access(dir, F_OK), 0);
-        unlink(file);
+        unlink(its);
         rundir_remove(dir);
+        json_decref(own);
     }
 
     FF_AUTO_FREE char *dir = fork_dir("f", false, false, true);
@@ -357,9 +360,12 @@ static void test_sweep(void **state)
 static void test_not_named(void **state)
 {
     static const struct { const char *name; bool goes; } cases[] = {
-        {"fork-f-1-disk0.qcow2", true}, {"fork-f-1-disk12.iso", true}, {"fork-a.b_c-d-1-disk0.qcow2", true},
-        {"an image.img.fork-f-disk1.qcow2", true}, {"fork- it.img.fork-f-disk1.qcow2", true},
-        {"fork-f-1-disk0.fork-g-disk0.qcow2", true}, {"passwd", false}, {"disk0.qcow2", false},
+        {"fork-f-1-disk0.qcow2", true}, {"fork-f-1-disk12.iso", true},
+        {"fork-f-1-disk0.fork-g-disk0.qcow2", true}, {"fork-f-1-disk0.qcow2.fork-g-disk0.qcow2", true},
+        /* of another child, of another fork, of a parent */
+        {"fork-f-2-disk0.qcow2", false}, {"fork-f-11-disk0.qcow2", false}, {"fork-a.b_c-d-1-disk0.qcow2", false},
+        {"fork-f-1-disk0-2-disk0.qcow2", false}, {"fork-g-1-disk0.fork-f-1-disk0.qcow2", false},
+        {"an image.img.fork-f-disk1.qcow2", false}, {"fork- it.img.fork-f-disk1.qcow2", false}, {"passwd", false}, {"disk0.qcow2", false},
         {"fork-f-1-disk0", false}, {"fork-f-1-disk0.raw", false}, {"fork-f-1-disk.qcow2", false},
         {"fork--disk0.qcow2", false}, {"fork-f 1-disk0.qcow2", false}, {"xfork-f-1-disk0.qcow2", false},
         {"a.fork-f-disk0.qcow2.bak", false}};
@@ -376,7 +382,7 @@ static void test_not_named(void **state)
         assert_int_equal(access(file, F_OK), cases[i].goes ? -1 : 0);
         if (!cases[i].goes) {
             assert_non_null(strstr(kept.v[0], file));
-            overlay_records_unmake(dir, 1);
+            overlay_records_forget(dir, 1);
             assert_int_equal(unlink(file), 0);
             rundir_remove(dir);
         }
@@ -390,6 +396,45 @@ static void test_not_named(void **state)
     unlink(target);
     assert_int_equal(overlay_records_unlink(link), 0);
     assert_int_equal(overlay_records_unlink("fork-f-1-disk0.qcow2"), 0); /* none is here */
+}
+
+/* A guest that was moved here has overlays by the name of the fork that made them: they go with it, and none that a
+ * child here has, which is not over yet */
+static void test_moved(void **state)
+{
+    FF_AUTO_FREE char *file = in_base("fork-f-3-disk0.qcow2"), *there = in_base("fork-g-1-disk0.qcow2");
+    FF_AUTO_FREE char *odd = xprintf("%s/../%s/fork-g-1-disk0.qcow2", base, strrchr(base, '/') + 1);
+    FF_AUTO_FREE char *image = in_base("image.fork-f-disk0.qcow2");
+    FF_AUTO_FREE char *dir = fork_dir("m", false, false, true), *other = fork_dir("g", true, false, false);
+    json_t *files = json_pack("[s,s,s]", file, odd, image), *own = json_pack("[s]", there);
+    json_t *s = rundir_read_state(dir), *starts = rundir_read_state(other);
+    struct strv kept = {0};
+    (void)state;
+
+    json_object_set_new(s, "image", json_string("none"));
+    assert_int_equal(rundir_write_state(dir, s), 0);
+    json_object_set_new(starts, "children", json_array()); /* its agent is about to start it */
+    assert_int_equal(rundir_write_state(other, starts), 0);
+    assert_int_equal(overlay_records_make(other, 1, own, &why), 0);
+    make(file);
+    make(image);
+    assert_int_equal(overlay_records_add(dir, 1, files, &why), 0);
+    overlay_records_sweep(base, "m", &kept);
+    assert_int_equal(access(file, F_OK), -1);
+    assert_int_equal(access(there, F_OK), 0);
+    assert_int_equal(access(image, F_OK), 0);
+    assert_int_equal(kept.n, 2);
+    assert_non_null(strstr(kept.v[0], odd));
+    assert_non_null(strstr(kept.v[1], image));
+    strv_free(&kept);
+    unlink(there);
+    unlink(image);
+    rundir_remove(dir);
+    rundir_remove(other);
+    json_decref(files);
+    json_decref(own);
+    json_decref(s);
+    json_decref(starts);
 }
 
 /* Somebody else has the lock: nothing is removed, and that is said where somebody asked */
@@ -475,6 +520,63 @@ static void test_kill_beside(void **state)
     rundir_remove(dir);
 }
 
+/* A state file that a confined child has written may name any process: one that has nothing of that fork on its
+ * command line is not ended. A link to another folder is no run directory */
+static void test_kill_others(void **state)
+{
+    static const struct { const char *words, *line; bool ends; } cases[] = {
+        {"sleep 100", "exec sleep 100", false}, {"child", "exec sh -c 'sleep 100; :' unix:%s/1.qmp,server=on", true},
+        {"folder alike", "exec sh -c 'sleep 100; :' unix:/other%s/1.qmp", false},
+        {"agent", "exec sh -c 'sleep 100; :' --id f --node n", true},
+        {"another agent", "exec sh -c 'sleep 100; :' --id f --node m", false}};
+    FF_AUTO_FREE char *elsewhere = in_base("elsewhere"), *folder = in_base("elsewhere/f");
+    (void)state;
+
+    for (size_t i = 0; i < FF_ARRAY_LEN(cases); i++) {
+        FF_AUTO_FREE char *dir = fork_dir("f", false, false, false), *line = xprintf(cases[i].line, dir);
+        pid_t pid = fork();
+        if (!pid) {
+            alarm(60);
+            execl("/bin/sh", "sh", "-c", line, NULL);
+            _exit(127);
+        }
+        json_t *s = json_pack("{ss si si s[{si si sI}]}", "id", "f", "agent", 0, "start", 0, "children", "number", 1,
+                              "pid", (int)pid, "start", (json_int_t)process_start_time(pid));
+        assert_int_equal(rundir_write_state(dir, s), 0);
+        FF_AUTO_FREE char *exe = xprintf("/proc/%d/cmdline", (int)pid);
+        for (int n = 0; n < 500; n++) { /* it runs what it is to run */
+            char text[256] = "";
+            FILE *f = fopen(exe, "re");
+            if (f && fread(text, 1, sizeof(text) - 1, f) && strncmp(text, "sh\0-c\0exec", 10))
+                n = 500;
+            if (f)
+                fclose(f);
+            poll(NULL, 0, 10);
+        }
+        int code = ps_end(base, "f", 0, true, 5000, false), status;
+        bool ended = waitpid(pid, &status, WNOHANG) == pid;
+        if (ended != cases[i].ends)
+            print_error("%s\n", cases[i].words);
+        assert_int_equal(ended, cases[i].ends);
+        assert_int_equal(code, cases[i].ends ? 0 : 1);
+        if (!ended) {
+            kill(pid, SIGKILL);
+            assert_int_equal(waitpid(pid, NULL, 0), pid);
+            rundir_remove(dir);
+        }
+        json_decref(s);
+    }
+    FF_AUTO_FREE char *dir = fork_dir("f", false, false, false), *fork_folder = in_base("f");
+    assert_int_equal(mkdir(elsewhere, 0700), 0);
+    assert_int_equal(rename(fork_folder, folder), 0);
+    assert_int_equal(symlink(folder, fork_folder), 0);
+    assert_int_equal(ps_end(base, "f", 0, true, 5000, false), 3); /* there is none */
+    unlink(fork_folder);
+    assert_int_equal(rename(folder, fork_folder), 0);
+    rmdir(elsewhere);
+    rundir_remove(dir);
+}
+
 static void test_owner(void **state)
 {
     FF_AUTO_FREE char *dir = fork_dir("f", true, true, false);
@@ -505,9 +607,9 @@ int main(void)
         cmocka_unit_test(test_create),       cmocka_unit_test(test_replaced),
         cmocka_unit_test(test_record),
         cmocka_unit_test(test_broken),       cmocka_unit_test(test_sweep),
-        cmocka_unit_test(test_not_named),
+        cmocka_unit_test(test_not_named),     cmocka_unit_test(test_moved),
         cmocka_unit_test(test_sweep_locked), cmocka_unit_test(test_kill_beside),
-        cmocka_unit_test(test_owner)};
+        cmocka_unit_test(test_kill_others),  cmocka_unit_test(test_owner)};
 
     return cmocka_run_group_tests(tests, make_base, remove_base);
 }
