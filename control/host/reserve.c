@@ -35,13 +35,13 @@ static char *promises_of(const char *base)
     return xprintf("%s/" FOLDER, base, rundir_host());
 }
 
-static uint64_t now_s(void)
+static int64_t now_s(void)
 {
-    return ff_boot_ns() / 1000000000u;
+    return (int64_t)(ff_boot_ns() / 1000000000u);
 }
 
-/* What its processes use; false: its agent is not here */
-static bool used_by(const char *base, const char *id_node, uint64_t *bytes)
+/* What its processes use, which are here, or may be */
+static enum process_state used_by(const char *base, const char *id_node, uint64_t *bytes)
 {
     const char *comma = strchr(id_node, ',');
     FF_AUTO_FREE char *dir = comma ? xprintf("%s/%.*s/%s", base, (int)(comma - id_node), id_node, comma + 1) : NULL;
@@ -50,15 +50,15 @@ static bool used_by(const char *base, const char *id_node, uint64_t *bytes)
     size_t i;
 
     if (!s || !rundir_is_of_here(s))
-        return false;
+        return PROCESS_GONE;
     pid_t agent = (pid_t)json_integer_value(json_object_get(s, "agent"));
     enum process_state is = rundir_look(s, "agent");
     if (is != PROCESS_ALIVE)
-        return is == PROCESS_UNKNOWN; /* nothing is known of what it uses: all that it was promised counts */
+        return is; /* unknown: nothing is known of what it uses: all that it was promised counts */
     *bytes = process_pss_bytes(agent);
     json_array_foreach(json_object_get(s, "children"), i, k)
         *bytes += process_pss_bytes((pid_t)json_integer_value(json_object_get(k, "pid")));
-    return true;
+    return is;
 }
 
 static bool is_promise(const char *id_node)
@@ -88,9 +88,10 @@ static uint64_t sum(const char *base, const char *but)
         FF_AUTO_JSON json_t *o = json_load_file(path, 0, NULL);
         json_int_t said = json_integer_value(json_object_get(o, "bytes"));
         uint64_t bytes = said > 0 ? (uint64_t)said : 0, used = 0;
-        uint64_t until_s = (uint64_t)json_integer_value(json_object_get(o, "until_s")), now = now_s();
-        bool runs = used_by(base, e->d_name, &used);
-        if (!runs && (now >= until_s || until_s > now + RESERVE_S)) /* or of an earlier boot */
+        int64_t until_s = json_integer_value(json_object_get(o, "until_s")), now = now_s();
+        enum process_state is = used_by(base, e->d_name, &used);
+        int64_t more_s = is == PROCESS_UNKNOWN ? RESERVE_UNSEEN_S : 0;
+        if (is != PROCESS_ALIVE && (until_s > now + RESERVE_S || now >= until_s + more_s)) /* or of an earlier boot */
             unlinkat(dirfd(d), e->d_name, 0);
         else if (bytes > used)
             left = left > UINT64_MAX - (bytes - used) ? UINT64_MAX : left + (bytes - used);

@@ -10,6 +10,7 @@
 #include "error.h"
 
 #define RESERVE_S 60 /* so long without an agent of that fork */
+#define RESERVE_UNSEEN_S 86400 /* ... whose agent cannot be seen: its container may be gone, or is filled by then */
 
 /**
  * reserve_left() - what is promised and not taken yet, of all forks of this user
@@ -24,7 +25,8 @@ uint64_t reserve_left(const char *base);
  * @available: memory that nobody uses now
  * @others:    of it that other forks were promised
  *
- * It holds for RESERVE_S, and then as long as the agent of that fork runs here, which drops it. A second call for the
+ * It holds for RESERVE_S, and then as long as the agent of that fork runs here, which drops it; where that cannot be
+ * seen, for RESERVE_UNSEEN_S. A second call for the
  * same one replaces the first.
  * Return: 0; -ENOMEM: less is left; -errno, with the reason
  */

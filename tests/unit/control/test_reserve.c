@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "autojson.h"
@@ -79,6 +80,33 @@ static void test_over(void **state)
     assert_int_equal(take("b", 0, 0, &others), 0);
 }
 
+/* One whose agent is in a container that cannot be seen counts for a day, and not for ever */
+static void test_unseen(void **state)
+{
+    struct timespec now;
+    struct ff_error why;
+    char *dir = NULL;
+
+    (void)state;
+    assert_int_equal(clock_gettime(CLOCK_BOOTTIME, &now), 0);
+    FF_AUTO_FREE char *folder = promises(), *path = xprintf("%s/u,node", folder), *file = NULL;
+    assert_int_equal(rundir_make(base, "u", "node", &dir, &why), 0);
+    file = xprintf("%s/" STATE_FILE, dir);
+    FF_AUTO_JSON json_t *s = json_pack("{si sI ss s[]}", "agent", (int)getpid(), "start", (json_int_t)1, "pid-namespace",
+                                       "pid:[1]", "children");
+    assert_int_equal(json_dump_file(s, file, 0), 0);
+    for (int over = 0; over <= 1; over++) {
+        json_int_t until = (json_int_t)now.tv_sec - 1 - (over ? RESERVE_UNSEEN_S : 0); /* also before the boot */
+        FF_AUTO_JSON json_t *o = json_pack("{sI sI}", "bytes", (json_int_t)7, "until_s", until);
+        assert_int_equal(json_dump_file(o, path, 0), 0);
+        assert_int_equal(reserve_left(base), over ? 0 : 7);
+        assert_int_equal(access(path, F_OK), over ? -1 : 0);
+    }
+    unlink(path);
+    rundir_remove(dir);
+    free(dir);
+}
+
 /* What somebody has broken promises nothing */
 static void test_broken(void **state)
 {
@@ -145,7 +173,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_taken_once),
-        cmocka_unit_test(test_over),
+        cmocka_unit_test(test_over),        cmocka_unit_test(test_unseen),
         cmocka_unit_test(test_broken),
         cmocka_unit_test(test_links),
     };
