@@ -175,8 +175,9 @@ void rp_log_line(enum ff_level level, const char *line)
  * a notification of the guest (virtio-gpu): it writes guest memory and begins the next request.  What
  * is still scheduled when devices are saved is no part of their state, and would write to memory that
  * is an image by then.  Which bottom half is a device's cannot be told, so that all of the main loop
- * run, those of nested loops and of the outermost one: no command of QMP is among them while one is
- * executed.
+ * run, those of nested loops and of the outermost one.  In a fork no command of QMP is among them: one
+ * is being executed.  A move does this from a bottom half of its own: a command that has come runs here,
+ * as it would between any two of the pause's.
  */
 bool rp_settle_devices(Error **errp)
 {
