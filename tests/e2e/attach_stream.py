@@ -70,8 +70,27 @@ def one(t, accel, src, dst, machine, memory):
         check_ledger(a, b, sweeps=1)
 
 
+def refused(t, version, accel):
+    """Before the guest is stopped: QEMU saves no state of such memory, and says nothing of it."""
+    extra = [*second(t, f'mem-{version}'), '-object', 'memory-backend-ram,id=more,size=16M',
+             '-device', 'virtio-mem-pci,id=plugged,memdev=more', '-m', f'{MEM_MIB}M,maxmem=1G']
+    with VERSIONS[version](t, f'mem-{version}', accel, mem_mib=MEM_MIB, extra=extra) as a:
+        try:
+            between(f'{a.sock_path}2')
+        except Failed as e:
+            if 'plugged (virtio-mem-pci)' not in str(e):
+                raise
+        else:
+            raise Failed('a guest with virtio-mem was saved')
+        if status(a) != 'running':
+            raise Failed(f'the guest is {status(a)}')
+
+
 def run(t):
     accel = t.best_accel()
+    for version in VERSIONS:
+        with t.case(f'{version}: virtio-mem, {accel}'):
+            refused(t, version, accel)
     for src, dst, machine, memory in WAYS:
         with t.case(f'{src} to {dst}, {machine}, {memory}, {accel}'):
             one(t, accel, src, dst, machine, memory)

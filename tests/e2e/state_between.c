@@ -21,6 +21,7 @@
 #include "autojson.h"
 #include "device_state.h"
 #include "incoming_stream.h"
+#include "movable.h"
 #include "outside.h"
 #include "xalloc.h"
 
@@ -179,7 +180,7 @@ int main(int argc, char **argv)
 
     if (!src || (argc > 2 && !dst))
         return die("usage: state_between SOURCE-QMP [DEST-QMP PATH]");
-    if (device_state_may(src, &err))
+    if (movable_check(src, &err))
         return die("may");
     if (dst)
         set_late_activate(dst);
