@@ -410,7 +410,9 @@ static inline uint32_t ff_pager_rkey(const struct ff_pager_region *r, uint64_t p
 {
     const struct ff_part *part = ff_parts_find(&r->parts, page);
 
-    return part && part->rkey ? part->rkey : r->rkey[page * r->range.psize / r->segment_bytes];
+    if (part && part->rkey)
+        return part->rkey == FF_WIRE_PART_ZEROS ? 0 : part->rkey;
+    return r->rkey[page * r->range.psize / r->segment_bytes];
 }
 
 /* The source has said, over this link, that it cannot read @page: never to be asked for */
@@ -421,7 +423,7 @@ static inline bool ff_pager_is_unreadable(const struct ff_pager_region *r, uint6
     return part && !part->rkey;
 }
 
-/* The end of the pages from @page on that have one key, or are unreadable alike; at most @end */
+/* The end of the pages from @page on that have one key, or are unreadable or zeros alike; at most @end */
 static inline uint64_t ff_pager_part_end(const struct ff_pager_region *r, uint64_t page,
                                          uint64_t end)
 {

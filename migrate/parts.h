@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * parts.h - destination: which pages of a region the source cannot read, and the keys of those
+ * parts.h - destination: which pages of a region the source cannot read or has not registered, and the keys of those
  *           around them
  */
 /**
@@ -8,7 +8,8 @@
  *
  * Purpose      an adapter cannot register a page whose memory has failed. So the source registers
  *              the parts of that segment before and behind it, and names them in PARTS. Over tcp
- *              there are none: a reply tells.
+ *              there are none: a reply tells. What the guest has touched shortly before its pause comes in
+ *              parts, too: the others are zeros, and registering them would populate them (segments.h).
  * Threads      written where region[].rkey is (pager_resume.c, dest_state.c).
  */
 #ifndef FF_MIGRATE_PARTS_H
@@ -19,7 +20,7 @@
 
 struct ff_error;
 
-/* Pages [first, end); @rkey 0: the source cannot read them */
+/* Pages [first, end); @rkey 0: the source cannot read them; FF_WIRE_PART_ZEROS: they are zeros */
 struct ff_part {
     uint64_t first, end;
     uint32_t rkey;

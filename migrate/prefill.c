@@ -134,11 +134,11 @@ static int post_read(struct ff_pager *p, struct transfer *t, struct ff_error *er
     return 1;
 }
 
-/* The rest of the cut holds zeros: 1, or -errno as reported by ff_pager_install() */
-static int install_zeros(struct ff_pager *p)
+/* The cut holds zeros up to page @end: 1, or -errno as reported by ff_pager_install() */
+static int install_zeros(struct ff_pager *p, uint64_t end)
 {
     struct ff_prefill_engine *e = p->prefill;
-    struct transfer t = {.r = e->cut, .first = e->cut_first, .n = e->cut_end - e->cut_first};
+    struct transfer t = {.r = e->cut, .first = e->cut_first, .n = end - e->cut_first};
     /* a file takes memory for its zeros, one page after the other, unless they are left out */
     uint64_t max = t.r->range.memory == FF_UFFD_ANON || t.r->holes ? t.n : BATCH;
 
@@ -150,7 +150,9 @@ static int install_zeros(struct ff_pager *p)
         ff_pager_installed(p);
         i += run ? run : 1;
     }
-    end_cut(e);
+    e->cut_first = end;
+    if (end == e->cut_end)
+        end_cut(e);
     return 1;
 }
 
@@ -369,7 +371,7 @@ static int start_next(struct ff_pager *p, struct ff_error *err)
     uint64_t end = ff_pager_part_end(e->cut, e->cut_first, e->cut_end);
     if (bad || !ff_pager_rkey(e->cut, e->cut_first)) {
         if (!p->in_precopy)
-            return bad ? poison_part(p, end) : install_zeros(p);
+            return bad ? poison_part(p, end) : install_zeros(p, end);
         end_cut(e); /* it may get a key yet, and nothing is POISONED before the image is frozen */
         return 1;
     }

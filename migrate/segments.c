@@ -28,6 +28,8 @@
 #define SEGMENTS_MAX_PINNED 2048u
 #define THREADS_MAX 8u
 #define TRIES 8u
+#define CUTS 64u /* parts of a segment at most: each takes a registration of its own */
+#define CUT_MAX (FF_WIRE_PARTS_MAX / 4 * 3) /* segments and parts: pages that fail later need parts, too */
 
 uint64_t ff_segments_size(const struct ff_regions *t, const struct ff_link *l)
 {
@@ -151,7 +153,7 @@ unsigned ff_segments_want_populated(struct ff_segments *p, const struct ff_regio
 
     for (unsigned i = 0; i < p->n; i++) {
         struct ff_segment *e = &p->segment[i];
-        if (e->wanted || e->lent)
+        if (e->wanted || e->lent || e->is_part)
             continue;
         const struct ff_region *r = &t->r[e->region];
         uint64_t at = e->number * p->segment_bytes;
@@ -232,17 +234,25 @@ static int split(struct ff_segments *to, unsigned *room, const struct ff_segment
     return !any;
 }
 
-/* Split what failed: 0, 1: some of it can all be read, and failed for another reason; -errno: nothing
- * has changed */
-static int split_failed(struct ff_segments *p, struct ff_error *err)
+static int split_if_failed(struct ff_segments *to, unsigned *room, const struct ff_segment *s, const void *opaque,
+                           struct ff_error *err)
+{
+    (void)opaque;
+    return s->failed ? split(to, room, s, err) : add_segment(to, room, s, err);
+}
+
+typedef int change_fn(struct ff_segments *to, unsigned *room, const struct ff_segment *s, const void *opaque,
+                      struct ff_error *err);
+
+/* Have @change() add each segment, or its parts: 0; 1: it has returned that of one; -errno: nothing has changed */
+static int change_each(struct ff_segments *p, change_fn *change, const void *opaque, struct ff_error *err)
 {
     struct ff_segments to = {.segment = NULL};
     unsigned room = 0;
     int rc = 0, none = 0;
 
     for (unsigned i = 0; i < p->n && rc >= 0; i++) {
-        const struct ff_segment *s = &p->segment[i];
-        rc = s->failed ? split(&to, &room, s, err) : add_segment(&to, &room, s, err);
+        rc = change(&to, &room, &p->segment[i], opaque, err);
         none |= rc > 0;
     }
     if (rc < 0) {
@@ -253,6 +263,74 @@ static int split_failed(struct ff_segments *p, struct ff_error *err)
     p->segment = to.segment;
     p->n = to.n;
     return none;
+}
+
+/* Split what failed: 0, 1: some of it can all be read, and failed for another reason; -errno: nothing
+ * has changed */
+static int split_failed(struct ff_segments *p, struct ff_error *err)
+{
+    return change_each(p, split_if_failed, NULL, err);
+}
+
+/* --- cut for the pause --- */
+
+struct cut {
+    const struct ff_segments *p;
+    const struct ff_regions *t;
+    int pagemap;
+};
+
+static bool may_cut(const struct cut *c, const struct ff_segment *s)
+{
+    return s->wanted && !s->mr.len_bytes && !s->lent && !s->is_part && !c->t->of[s->region] &&
+           c->t->r[s->region].zero_fill && s->psize == (uint32_t)sysconf(_SC_PAGESIZE);
+}
+
+static uint64_t granule_at(const struct cut *c, const struct ff_segment *s, uint64_t at)
+{
+    return FF_MIN(FF_MAX(c->p->segment_bytes / CUTS, s->psize), s->len_bytes - at);
+}
+
+static bool granule_populated(const struct cut *c, const struct ff_segment *s, uint64_t at)
+{
+    const struct ff_region *r = &c->t->r[s->region];
+
+    return ff_pagemap_populated(c->pagemap, r, (uint64_t)(s->addr - (uint8_t *)r->host) + at, granule_at(c, s, at));
+}
+
+static int cut_segment(struct ff_segments *to, unsigned *room, const struct ff_segment *s, const void *opaque,
+                       struct ff_error *err)
+{
+    const struct cut *c = opaque;
+    unsigned left = c->p->n - (unsigned)(s - c->p->segment);
+    int rc = 0;
+
+    if (!may_cut(c, s) || to->n + CUTS + left > CUT_MAX)
+        return add_segment(to, room, s, err);
+    for (uint64_t at = 0, end; at < s->len_bytes && !rc; at = end) {
+        struct ff_segment part = *s;
+        part.wanted = granule_populated(c, s, at);
+        end = at + granule_at(c, s, at);
+        while (end < s->len_bytes && granule_populated(c, s, end) == part.wanted)
+            end += granule_at(c, s, end);
+        part.addr += at;
+        part.len_bytes = end - at;
+        part.zeros = !part.wanted;
+        part.is_part = part.zeros || part.len_bytes < s->len_bytes;
+        rc = add_segment(to, room, &part, err);
+    }
+    return rc;
+}
+
+int ff_segments_cut(struct ff_segments *p, const struct ff_regions *t, struct ff_error *err)
+{
+    FF_AUTO_CLOSE int pagemap = ff_pagemap_open();
+    const struct cut c = {.p = p, .t = t, .pagemap = pagemap};
+    bool any = false;
+
+    for (unsigned i = 0; i < p->n; i++)
+        any |= may_cut(&c, &p->segment[i]);
+    return any ? change_each(p, cut_segment, &c, err) : 0;
 }
 
 struct work {
@@ -279,11 +357,12 @@ static void *worker(void *opaque)
         int rc = published ? ff_failpoint("source.register") : 0;
         rc = rc ? ff_error_set(&why, -rc, "source: register: injected")
                 : w->l->ops->reg(w->l, e->addr, e->len_bytes, w->access, &e->mr, &why);
-        /* 0 stands for "none" on our wire, and is what some devices give to memory that no peer
+        /* 0 stands for "none" on our wire, as FF_WIRE_PART_ZEROS does, and is what some devices give to memory that no peer
          * may access */
-        if (!rc && !e->mr.rkey && w->access & (FF_ACCESS_REMOTE_READ | FF_ACCESS_REMOTE_WRITE)) {
+        uint32_t key = e->mr.rkey;
+        if (!rc && (!key || key == FF_WIRE_PART_ZEROS) && w->access & (FF_ACCESS_REMOTE_READ | FF_ACCESS_REMOTE_WRITE)) {
             w->l->ops->dereg(w->l, &e->mr);
-            rc = ff_error_set(&why, EIO, "the device gave key 0");
+            rc = ff_error_set(&why, EIO, "the device gave key 0x%x", key);
         }
         if (!rc)
             continue;
@@ -353,7 +432,7 @@ int ff_segments_register(struct ff_segments *p, struct ff_link *l, unsigned acce
 
     for (unsigned i = 0; i < p->n; i++) {
         const struct ff_segment *e = &p->segment[i];
-        if (e->mr.len_bytes || e->lent || e->unreadable)
+        if (e->mr.len_bytes || e->lent || e->unreadable || e->zeros)
             continue;
         jobs += e->wanted;
         bytes += e->wanted || p->grows ? e->len_bytes : 0;

@@ -18,7 +18,8 @@
  *              The source asks again while its guest runs, in rounds (source_publish.c), and once
  *              more when it is paused: what the guest has touched since the last round is
  *              registered then. Keys of later ones travel with the state. Populating costs downtime
- *              only there.
+ *              only there: so such a segment is cut into parts, and the parts without a populated page
+ *              stay unregistered. The peer is told that they are zeros.
  *              The memlock limit is compared with all of memory before the pause: what is
  *              touched later must not find it too small. On-demand paging spares the pinning,
  *              where the device has it and the caller asks for it, or the limit leaves no other
@@ -43,8 +44,9 @@ struct ff_segment {
     uint64_t len_bytes;
     bool wanted;
     bool failed;     /* it cannot be registered: it is to be split */
-    bool is_part;    /* there are pages in its segment that cannot be read */
-    bool unreadable; /* these are */
+    bool is_part;    /* there are pages in its segment that cannot be read, or are not to be registered */
+    bool unreadable; /* these cannot */
+    bool zeros;      /* these are not to be: none of them is populated, as the image is frozen */
     bool told;       /* the peer knows its key */
     bool lent; /* the peer has the file: never registered */
     struct ff_mr mr; /* len_bytes 0: not registered */
@@ -77,6 +79,11 @@ bool ff_pagemap_populated(int pagemap, const struct ff_region *r, uint64_t at, u
 
 /* Want the segments that hold a populated page: how many became wanted */
 unsigned ff_segments_want_populated(struct ff_segments *p, const struct ff_regions *t);
+
+/* The image is frozen: cut what is wanted and is not registered into parts, of which those are wanted that hold a
+ * populated page, and the others are zeros. Where there would be too many, or what is populated is not known by the
+ * page, a segment stays whole. -ENOMEM: nothing has changed */
+int ff_segments_cut(struct ff_segments *p, const struct ff_regions *t, struct ff_error *err);
 
 /**
  * ff_segments_register() - register what is wanted and is not yet

@@ -8,7 +8,7 @@
  * Picture      PUBLISH           register populated pages, send KEYS; the guest runs
  *              until WATCHING    } register what was touched since, in rounds; the guest runs. Their
  *              each PASSED       } keys travel with STATE
- *              STATE             register what was touched since the last round; the guest is paused
+ *              STATE             register what was touched since the last round, in parts; the guest is paused
  * Limits       TOUCHED_ROUNDS: each registers what the guest has touched during the one before. If
  *              the guest touches memory faster, STATE registers the rest while it is paused.
  */
@@ -51,7 +51,7 @@ int ff_source_register(struct ff_source *s, struct ff_wire_key **keys, unsigned 
     for (unsigned i = 0; i < s->segments.n; i++) {
         struct ff_segment *p = &s->segments.segment[i];
         const uint8_t *host = s->regions.r[p->region].host;
-        if ((!p->mr.len_bytes && !p->unreadable) || p->told)
+        if ((!p->mr.len_bytes && !p->unreadable && !p->zeros) || p->told)
             continue;
         struct ff_backing file = ff_region_backing(&s->regions, p->region,
                                                    (uint64_t)(p->addr - host));
@@ -92,13 +92,14 @@ static int send_parts(struct ff_source *s, struct ff_error *err)
 
     for (unsigned i = 0; i < s->segments.n && !rc; i++) {
         struct ff_segment *p = &s->segments.segment[i];
-        if (p->is_part && !p->told && (p->mr.len_bytes || p->unreadable))
+        bool known = p->mr.len_bytes || p->unreadable || p->zeros;
+        if (p->is_part && !p->told && known)
             parts[n++] = (struct ff_wire_part){
                 .region = p->region,
-                .rkey = p->mr.rkey,
+                .rkey = p->zeros ? FF_WIRE_PART_ZEROS : p->mr.rkey,
                 .offset = (uint64_t)(p->addr - (uint8_t *)s->regions.r[p->region].host),
                 .len_bytes = p->len_bytes};
-        p->told |= p->mr.len_bytes || p->unreadable;
+        p->told |= known;
         if (n && (n == PER_MESSAGE || i + 1 == s->segments.n)) {
             rc = ff_source_send_msg(s, ff_wire_put_parts(s->ctl.buf, parts, n), err);
             n = 0;

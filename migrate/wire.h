@@ -20,7 +20,8 @@
  *                  each region: address 8; then KEYS
  *   KEYS     s->d  each: region 4, segment 4, rkey 4; a segment without a key reads as zeros
  *   PARTS    s->d  each: region 4, rkey 4, offset 8, length 8: before KEYS, of segments that have
- *                  unreadable pages: each part has a key of its own, or none: it cannot be read
+ *                  unreadable pages, or were touched last: each part has a key of its own, or none: it
+ *                  cannot be read, or FF_WIRE_PART_ZEROS
  *   WATCHING d->s                        memory is empty and watched: the guest may stop
  *   LOGGING  s->d  precopy=1: every write to memory is logged from here on
  *   PASSED   d->s  statistics; answers LOGGING: every page with a key was read once (the first
@@ -61,7 +62,7 @@
 
 struct ff_error;
 
-#define FF_WIRE_VERSION 8
+#define FF_WIRE_VERSION 9
 #define FF_WIRE_AUTH_NONE 0u /* authentication in HELLO: what the link has proved */
 #define FF_WIRE_AUTH_KEY 1u  /* both ends have the key, and the link seals each message */
 #define FF_WIRE_PRECOPY 1u /* feature in WELCOME: the destination makes a pass (precopy=1) */
@@ -88,6 +89,7 @@ struct ff_error;
 #define FF_WIRE_SEGMENT_MIN (4ull << 20) /* so that no chunk lies in two */
 #define FF_WIRE_KEYS_MAX 4096          /* of all regions together */
 #define FF_WIRE_PARTS_MAX 4096         /* of all regions together */
+#define FF_WIRE_PART_ZEROS UINT32_MAX  /* instead of a part's key: it reads as zeros */
 #define FF_WIRE_GRANTS_MAX 64
 #define FF_WIRE_LEASE_MIN_MS 1000
 #define FF_WIRE_LEASE_MAX_MS 3600000

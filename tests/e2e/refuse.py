@@ -309,7 +309,7 @@ def fake_destinations(t, src):
         'answers a huge length': (b'FFcm\xff\xff\xff\xff', 'length'),
         'answers an unknown message': (fakepeer.frame(b'\x63\0\0\0'), 'type 99'),
         'answers out of turn': (fakepeer.frame(b'\x09\0\0\0'), 'GO'),
-        'speaks another version': (fakepeer.welcome(9), 'version 9'),
+        'speaks another version': (fakepeer.welcome(10), 'version 10'),
         'refuses': (fakepeer.refuse(b'not on a Friday'), 'not on a Friday'),
     }
     for name, (reply, text) in replies.items():

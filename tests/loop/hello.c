@@ -67,9 +67,9 @@ static void other_versions(struct move *m, enum stage stage)
 {
     if (stage != S_CONNECT)
         return;
-    one_version(m, 9, 9, "version 9..9 (this side speaks 8)");
-    one_version(m, 9, 65535, "version 9..65535");
-    one_version(m, 0, 7, "version 0..7");
+    one_version(m, 10, 10, "version 10..10 (this side speaks 9)");
+    one_version(m, 10, 65535, "version 10..65535");
+    one_version(m, 0, 8, "version 0..8");
 }
 
 static void versions(void)

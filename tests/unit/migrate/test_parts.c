@@ -57,6 +57,14 @@ static void test_list(void **state)
         assert_true(ff_pager_part_end(&r, ends[i][0], 300) == ends[i][1]);
     assert_true(ff_pager_part_end(&r, 200, 300) == 300);
     assert_true(ff_pager_part_end(&r, 12, 64) == 64);
+    must_add(p, 20, 30, FF_WIRE_PART_ZEROS); /* in a segment that has a key */
+    assert_int_equal(ff_pager_rkey(&r, 19), 50);
+    assert_int_equal(ff_pager_rkey(&r, 20), 0);
+    assert_int_equal(ff_pager_rkey(&r, 29), 0);
+    assert_int_equal(ff_pager_rkey(&r, 30), 50);
+    assert_false(ff_pager_is_unreadable(&r, 25));
+    assert_true(ff_pager_part_end(&r, 12, 64) == 20);
+    assert_true(ff_pager_part_end(&r, 20, 64) == 30);
     ff_parts_free(p);
     assert_null(ff_parts_find(p, 130));
 }

@@ -415,6 +415,98 @@ static void test_unreadable(void **state)
     end(&p, &t);
 }
 
+/* --- cut for the pause --- */
+
+/* Of segments of 64 MiB, in granules of 1 MiB: what is registered is what is populated, and not more */
+static void cut_memory(struct ff_region r)
+{
+    struct ff_regions *t = calloc(1, sizeof(*t));
+    struct ff_segments p = {.n = 0};
+    struct ff_link l = new_link();
+    struct ff_error err;
+    uint8_t *at = r.host;
+
+    t->n = 1;
+    t->r[0] = r;
+    assert_ok(ff_segments_init(&p, t, 64 * MIB, &err), err);
+    at[0] = 1;
+    assert_int_equal(ff_segments_want_populated(&p, t), 1);
+    assert_ok(ff_segments_register(&p, &l, FF_ACCESS_REMOTE_READ, FF_ODP_AUTO, &err), err); /* the guest runs */
+    assert_ok(ff_segments_cut(&p, t, &err), err);
+    assert_int_equal(p.n, 5);
+    at[64 * MIB + 5 * MIB - 1] = 1;
+    at[64 * MIB + 5 * MIB] = 1; /* two granules side by side */
+    at[128 * MIB - 1] = 1;
+    at[4 * 64 * MIB] = 0; /* touched, though zero: the last segment, of 4 MiB */
+    assert_int_equal(ff_segments_want_populated(&p, t), 2);
+    assert_ok(ff_segments_cut(&p, t, &err), err);
+    for (unsigned links = 0; links < 2; links++) { /* over the next one they are the same */
+        assert_ok(ff_segments_register(&p, &l, FF_ACCESS_REMOTE_READ, FF_ODP_AUTO, &err), err);
+        static const struct {
+            unsigned number, mib;
+            bool zeros, is_part;
+        } want[] = {{0, 64, false, false}, {1, 4, true, true}, {1, 2, false, true}, {1, 57, true, true},
+                    {1, 1, false, true},   {2, 64, false, false}, {3, 64, false, false}, {4, 1, false, true},
+                    {4, 3, true, true}};
+        uint64_t mib = 0;
+        assert_int_equal(p.n, FF_ARRAY_LEN(want));
+        for (unsigned i = 0; i < p.n; i++) {
+            const struct ff_segment *s = &p.segment[i];
+            bool none = s->number == 2 || s->number == 3;
+            assert_int_equal(s->number, want[i].number);
+            assert_true(s->addr == at + mib * MIB && s->len_bytes == want[i].mib * MIB);
+            assert_int_equal(s->zeros, want[i].zeros);
+            assert_int_equal(s->is_part, want[i].is_part);
+            assert_int_equal(s->mr.len_bytes, s->zeros || none ? 0 : s->len_bytes);
+            mib += want[i].mib;
+        }
+        assert_int_equal(ff_segments_want_populated(&p, t), 0);
+        assert_ok(ff_segments_cut(&p, t, &err), err);
+        assert_int_equal(resident_pages(&t->r[0]), 5);
+        ff_segments_dereg(&p, &l);
+    }
+    assert_int_equal(fake.live, 0);
+    end(&p, t);
+    free(t);
+}
+
+static void test_cut(void **state)
+{
+    (void)state;
+    cut_memory(anon(260 * MIB));
+    cut_memory(memfd(260 * MIB));
+}
+
+/* What is populated cannot be told by the page; or there would be more parts than a peer takes */
+static void test_not_cut(void **state)
+{
+    struct ff_regions *t = calloc(1, sizeof(*t));
+    struct ff_segments p = forty(t);
+    struct ff_error err;
+    (void)state;
+
+    assert_ok(ff_segments_cut(&p, t, &err), err);
+    assert_int_equal(p.n, 40);
+    end(&p, t);
+
+    t->r[0] = anon(4096 * MIB);
+    assert_ok(ff_segments_init(&p, t, 4 * MIB, &err), err);
+    for (uint64_t at = 0; at < t->r[0].len_bytes; at += 128 << 10) /* every other granule of 64 KiB */
+        ((uint8_t *)t->r[0].host)[at] = 1;
+    assert_int_equal(ff_segments_want_populated(&p, t), 1024);
+    assert_ok(ff_segments_cut(&p, t, &err), err);
+    assert_in_range(p.n, 2048, 3072);
+    uint64_t bytes = 0;
+    for (unsigned i = 0; i < p.n; i++) {
+        assert_true(p.segment[i].addr == (uint8_t *)t->r[0].host + bytes);
+        assert_int_equal(p.segment[i].wanted, !p.segment[i].zeros);
+        bytes += p.segment[i].len_bytes;
+    }
+    assert_true(bytes == t->r[0].len_bytes);
+    end(&p, t);
+    free(t);
+}
+
 /* Whenever a page fails: what is registered, or left out, is all of it, in whole pages */
 static void test_fails_meanwhile(void **state)
 {
@@ -477,5 +569,6 @@ static void test_refused_otherwise(void **state)
 UNIT_MAIN(cmocka_unit_test(test_sizes), cmocka_unit_test(test_anon), cmocka_unit_test(test_memfd),
           cmocka_unit_test(test_not_zero_fill), cmocka_unit_test(test_failures),
           cmocka_unit_test(test_memlock_and_odp),
+          cmocka_unit_test(test_cut), cmocka_unit_test(test_not_cut),
           cmocka_unit_test(test_unreadable), cmocka_unit_test(test_fails_meanwhile),
           cmocka_unit_test(test_refused_otherwise))

@@ -53,13 +53,50 @@ static int fake_recv(struct ff_link *l, void *buf, int timeout_ms, struct ff_err
     return ff_wire_put_empty(buf, FF_MSG_WATCHING);
 }
 
+/* What is said of parts */
+static struct ff_wire_part parts[8];
+static unsigned n_parts;
+static const struct ff_wire_region table = {.name = "ram", .len_bytes = SEGMENTS * SEGMENT, .psize = 4096};
+
+static int fake_send(struct ff_link *l, const void *buf, uint32_t len, struct ff_error *err)
+{
+    (void)l;
+    return ff_wire_type(buf, len, err) == FF_MSG_PARTS
+               ? ff_wire_get_parts(buf, len, parts, FF_ARRAY_LEN(parts), &table, 1, &n_parts, err) : 0;
+}
+
 static void fake_free(struct ff_link *l)
 {
     (void)l;
 }
 
 static const struct ff_link_ops ops = {
-    .name = "fake", .reg = fake_reg, .dereg = fake_dereg, .recv = fake_recv, .free = fake_free};
+    .name = "fake", .reg = fake_reg, .dereg = fake_dereg, .recv = fake_recv, .send = fake_send,
+                                       .free = fake_free};
+
+/* What is touched after the last round: what holds it is registered in the pause, and the rest is said to be zeros */
+static void must_cut_last(struct ff_source *s)
+{
+    uint64_t before = registered_bytes, last = SEGMENTS - 1;
+    struct ff_error err;
+
+    n_parts = 0;
+    touch(SEGMENTS - 1);
+    touch_more = 0;
+    assert_ok(ff_source_send_state(s, "state", 5, NULL, 0, &err), err);
+    if (!s->link->pins) {
+        assert_int_equal(n_parts, 0);
+        return;
+    }
+    assert_int_equal(registered_bytes - before, 1 << 20);
+    assert_int_equal(n_parts, 3);
+    static const uint64_t ends[] = {SEGMENT / 2, SEGMENT / 2 + (1 << 20), SEGMENT};
+    for (unsigned i = 0, at = 0; i < n_parts; at = (unsigned)ends[i++]) {
+        assert_true(parts[i].offset == last * SEGMENT + at && parts[i].len_bytes == ends[i] - at);
+        assert_int_equal(parts[i].rkey == FF_WIRE_PART_ZEROS, i != 1);
+        assert_int_not_equal(parts[i].rkey, 0);
+    }
+}
 
 /* What the source knows of when its guest is to stop, as it had done @more in the rounds: how many segments are
  * left for the pause */
@@ -91,6 +128,9 @@ static unsigned left_for_pause(bool pins, unsigned more)
     unsigned left = ff_segments_want_populated(&s->segments, &s->regions);
     for (unsigned i = 0; i < s->segments.n; i++) /* they are told of with STATE */
         assert_false(s->segments.segment[i].told);
+    unsigned in_rounds = registered;
+    must_cut_last(s);
+    registered = in_rounds;
     s->link = NULL;
     ff_source_free(s);
     ff_address_free(a);
