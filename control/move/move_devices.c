@@ -49,13 +49,26 @@ static size_t device_word(const struct strv *argv, const char *id)
     return 0;
 }
 
-/* 1: it is there; 0: it is not; or why QEMU does not say */
-static int has_device(struct move *m, const char *id, struct ff_error *why)
+typedef int ask_fn(struct move *m, const char *execute, json_t *arguments, json_t **answer, struct ff_error *why);
+
+/* The QEMU here */
+static int ask_here(struct move *m, const char *execute, json_t *arguments, json_t **answer, struct ff_error *why)
+{
+    return qmp_command(m->s.qmp, execute, arguments, answer, why);
+}
+
+/* 1: it has it; 0: it has not; or why that QEMU does not say */
+static int have_device(struct move *m, ask_fn *ask, const char *id, struct ff_error *why)
 {
     FF_AUTO_JSON json_t *list = NULL;
-    int rc = qmp_command(m->s.qmp, "qom-list", json_pack("{ss}", "path", PERIPHERAL), &list, why);
+    int rc = ask(m, "qom-list", json_pack("{ss}", "path", PERIPHERAL), &list, why);
 
     return rc ? rc : !!json_find(list, "name", id);
+}
+
+static int has_device(struct move *m, const char *id, struct ff_error *why)
+{
+    return have_device(m, ask_here, id, why);
 }
 
 static void add_device(struct move *m, const char *id, const char *spec)
@@ -247,41 +260,41 @@ int move_devices_unplug(struct move *m, struct ff_error *why)
     return rc;
 }
 
-/* A SPEC as -device has it, which is what the command of the human monitor takes */
-static json_t *device_add(const char *spec, const char **execute)
+/* A SPEC as -device has it is what the command of the human monitor takes, which has no code for a failure: QEMU is
+ * asked whether it has the device. One without an id, and a primary that QEMU plugs in later by itself, cannot be
+ * looked for: any answer is a complaint then. -EREMOTEIO: this QEMU has had no device with an id so far */
+static int device_add(struct move *m, ask_fn *ask, const char *spec, struct ff_error *why)
 {
+    FF_AUTO_JSON json_t *answer = NULL;
     json_t *o = *spec == '{' ? json_loads(spec, 0, NULL) : NULL;
+    FF_AUTO_FREE char *id = o ? NULL : qemu_opts_get(spec, "id");
+    int has = id ? have_device(m, ask, id, why) : 0;
 
-    *execute = o ? "device_add" : "human-monitor-command";
-    return o ? o : json_pack("{so}", "command-line", json_sprintf("device_add %s", spec));
-}
-
-/* It answers with what it has to complain about; a warning is none */
-static int check_answer(json_t *answer, struct ff_error *why)
-{
-    const char *text = json_string_value(answer), *error = text ? strstr(text, "Error:") : NULL;
-
-    return error ? ff_error_set(why, EINVAL, "%.*s", (int)strcspn(error, "\r\n"), error) : 0;
+    if (o)
+        return ask(m, "device_add", o, NULL, why);
+    if (has < 0 && has != -EREMOTEIO)
+        return has;
+    if (has > 0)
+        return ff_error_set(why, EEXIST, "there is a device of that id already");
+    o = json_pack("{so}", "command-line", json_sprintf("device_add %s", spec));
+    int rc = ask(m, "human-monitor-command", o, &answer, why);
+    has = rc || !id ? 0 : have_device(m, ask, id, why);
+    if (rc || (has < 0 && has != -EREMOTEIO))
+        return rc ? rc : has;
+    const char *text = has > 0 ? NULL : json_string_value(answer);
+    return text && *text ? ff_error_set(why, EINVAL, "%.*s", (int)strcspn(text, "\r\n"), text) : 0;
 }
 
 void move_devices_back(struct move *m)
 {
     for (size_t i = 0; i < m->n_devices; i++) {
         struct move_device *d = &m->devices[i];
-        FF_AUTO_JSON json_t *answer = NULL;
         struct ff_error why;
-        const char *execute;
         d->out |= d->asked && m->s.qmp && !has_device(m, d->id, &why); /* later than it was waited for */
         if (!d->out)
             continue;
-        int rc = -EINVAL;
-        if (d->spec && m->s.qmp) {
-            json_t *arguments = device_add(d->spec, &execute);
-            rc = qmp_command(m->s.qmp, execute, arguments, &answer, &why);
-            rc = rc ? rc : check_answer(answer, &why);
-        } else {
-            ff_error_set(&why, EINVAL, d->spec ? "its QEMU does not answer" : "it is not on the command line");
-        }
+        int rc = d->spec && m->s.qmp ? device_add(m, ask_here, d->spec, &why)
+                 : ff_error_set(&why, EINVAL, d->spec ? "its QEMU does not answer" : "it is not on the command line");
         d->out = rc != 0;
         if (rc)
             session_note(&m->s, "device %s was taken out, and is not in again: %s: plug it in by device_add", d->id,
@@ -289,21 +302,17 @@ void move_devices_back(struct move *m)
     }
 }
 
-/* Its socket has another client for a while: the proxy there ends */
-static int plug_one(struct move *m, const char *spec, struct ff_error *why)
+/* The QEMU there. Its socket has another client for a while: the proxy there ends */
+static int ask_when_free(struct move *m, const char *execute, json_t *arguments, json_t **answer, struct ff_error *why)
 {
     uint64_t end = ff_now_ms() + m->s.o.timeout_s * 1000ull;
-    const char *execute;
+    FF_AUTO_JSON json_t *own = arguments;
     int rc;
 
-    for (;;) {
-        FF_AUTO_JSON json_t *answer = NULL;
-        json_t *arguments = device_add(spec, &execute);
-        rc = move_ask_long(m, execute, arguments, &answer, why);
-        if (rc != -EAGAIN || ff_now_ms() >= end || m->s.interrupted)
-            return rc ? rc : check_answer(answer, why);
+    while ((rc = move_ask_long(m, execute, json_incref(own), answer, why)) == -EAGAIN && ff_now_ms() < end &&
+           !m->s.interrupted)
         session_turn(&m->s, LOOK_MS);
-    }
+    return rc;
 }
 
 void move_devices_plug(struct move *m)
@@ -317,7 +326,7 @@ void move_devices_plug(struct move *m)
     m->plugged = true;
     for (size_t i = 0; i < m->plug.n; i++) {
         struct ff_error why;
-        int rc = plug_one(m, m->plug.v[i], &why);
+        int rc = device_add(m, ask_when_free, m->plug.v[i], &why);
         if (rc)
             session_note(&m->s, "--plug %s: %s: plug it in there by device_add, at %s", m->plug.v[i], why.text,
                      move_child(m)->qmp);
