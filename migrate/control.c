@@ -25,7 +25,7 @@ static int no_link(struct ff_control *c, struct ff_error *err)
 static int refused(struct ff_control *c, struct ff_error *err)
 {
     char text[FF_WIRE_TEXT_MAX + 1];
-    int rc = ff_wire_get_refuse(c->buf, (size_t)c->len, text, err);
+    int rc = ff_wire_get_refuse(c->buf, (size_t)c->len, &c->refusal, text, err);
 
     return rc ? rc : ff_error_set(err, EREMOTEIO, "the peer ended it: %s", text);
 }
@@ -85,5 +85,5 @@ int ff_control_expect(struct ff_control *c, enum ff_msg want, uint32_t also, int
 
 void ff_control_refuse(struct ff_control *c, const char *why)
 {
-    ff_control_send(c, ff_wire_put_refuse(c->buf, why), NULL);
+    ff_control_send(c, ff_wire_put_refuse(c->buf, FF_REFUSAL_FINAL, why), NULL);
 }

@@ -15,6 +15,7 @@ struct ff_control {
     uint8_t buf[FF_MSG_MAX]; /* the message received, or being written */
     int len;
     struct ff_tunnel *tunnel; /* NULL: none; it reads over the link while it is attached */
+    enum ff_refusal refusal; /* of a REFUSE that came, with -EREMOTEIO: what it means */
     bool others_read; /* another thread receives over the link, with a buffer of its own */
 };
 
@@ -40,7 +41,7 @@ int ff_control_reason(struct ff_control *c, int rc, struct ff_error *err);
 int ff_control_check_auth(const struct ff_control *c, unsigned auth, const char *name,
                           struct ff_error *err);
 
-/* Tell the peer why it ends, as well as can be */
+/* Tell the peer why it ends, as well as can be; for good */
 void ff_control_refuse(struct ff_control *c, const char *why);
 
 #endif

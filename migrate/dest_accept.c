@@ -78,7 +78,7 @@ static int check_table(struct ff_dest *d, const char *config, bool *for_good, st
                               d->map, &why);
     if (!rc)
         return 0;
-    dest_refuse(d, &d->ctl, why.text);
+    dest_refuse(d, &d->ctl, FF_REFUSAL_FINAL, why.text);
     return ff_error_set(err, -rc, "%s", why.text);
 }
 

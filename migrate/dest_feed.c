@@ -13,7 +13,6 @@
 #include "log.h"
 #include "feed.h"
 #include "group.h"
-#include "relay.h"
 
 #define QUEUES_MS 1000
 
@@ -43,10 +42,13 @@ static int check_feed(struct ff_dest *d, struct ff_offer *o, struct ff_error *wh
     return 0;
 }
 
-/* The image is frozen, also while its source is away: else the other one is to ask again */
-static bool has_image(const struct ff_dest *d)
+/* Why the other one is to ask again. The image is frozen, also while its source is away; NULL: it may feed now */
+static const char *why_feed_later(struct ff_dest *d, const struct ff_offer *o)
 {
-    return d->pager_used && atomic_load(&d->pager.guest_runs);
+    if (!d->pager_used || !atomic_load(&d->pager.guest_runs))
+        return "feed: there is no image here yet";
+    return !o->is_older && atomic_load(&d->pager.n_older) && !atomic_load(&d->pager.feed_over)
+               ? FF_FEED_EARLIER_FIRST : NULL;
 }
 
 int dest_take_feed(struct ff_dest *d, struct ff_error *why)
@@ -59,10 +61,9 @@ int dest_take_feed(struct ff_dest *d, struct ff_error *why)
     if (!o)
         return ff_error_set(why, ENOMEM, "feed: out of memory");
     int rc = check_feed(d, o, why);
-    if (!rc && !has_image(d))
-        rc = ff_error_set(why, EPROTO, FF_RELAY_NOT_YET);
-    if (!rc && !o->is_older && atomic_load(&d->pager.n_older) && !atomic_load(&d->pager.feed_over))
-        rc = ff_error_set(why, EPROTO, FF_RELAY_NOT_YET ": an earlier one comes first");
+    const char *later = rc ? NULL : why_feed_later(d, o);
+    if (later)
+        rc = ff_error_set(why, EAGAIN, "%s", later);
     if (!rc && getrandom(w.session, sizeof(w.session), 0) != sizeof(w.session))
         rc = ff_error_set(why, EIO, "feed: no random numbers: %s", strerror(errno));
     if (!rc)

@@ -57,10 +57,10 @@ static void drop_waiting(struct ff_dest *d, unsigned i, const char *why)
     l->ops->free(l);
 }
 
-void dest_refuse(const struct ff_dest *d, struct ff_control *c, const char *why)
+void dest_refuse(const struct ff_dest *d, struct ff_control *c, enum ff_refusal code, const char *why)
 {
     c->link->ops->set_timeout(c->link, FF_MIN(d->addr.timeout_ms, REFUSE_MS));
-    ff_control_refuse(c, why);
+    ff_control_send(c, ff_wire_put_refuse(c->buf, code, why), NULL);
 }
 
 /* A message came while the move's own source is waited for */
@@ -112,15 +112,19 @@ static int check_hello(struct ff_dest *d, int type, struct ff_error *why)
 
 int dest_try_hello(struct ff_dest *d, struct ff_link *l, int timeout_ms, struct ff_error *why)
 {
+    enum ff_refusal code = FF_REFUSAL_FINAL;
+
     d->door.link = l;
     int rc = ff_control_expect(&d->door, FF_MSG_HELLO,
                                FF_MSG_BIT(FF_MSG_RESUME) | FF_MSG_BIT(FF_MSG_FEED), timeout_ms, why);
-    if (rc == FF_MSG_FEED)
+    if (rc == FF_MSG_FEED) {
         rc = dest_take_feed(d, why);
-    else if (rc >= 0)
+        code = rc == -EAGAIN ? FF_REFUSAL_NOT_YET : FF_REFUSAL_FINAL;
+    } else if (rc >= 0) {
         rc = d->accepted ? check_resume(d, rc, why) : check_hello(d, rc, why);
-    if (rc == -EPROTO || rc == -EPROTONOSUPPORT)
-        dest_refuse(d, &d->door, why->text);
+    }
+    if (rc == -EPROTO || rc == -EPROTONOSUPPORT || code)
+        dest_refuse(d, &d->door, code, why->text);
     d->door.link = NULL; /* @l may be dropped: nobody speaks over it from here on */
     return rc;
 }

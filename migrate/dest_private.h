@@ -147,7 +147,8 @@ void dest_say_first(struct ff_dest *d);  /* and so is the source, which sends it
 
 /* --- dest_feed.c --- */
 
-/* FEED was just received by the door: 1: its link is prefill's from here on; else as dest_try_hello() */
+/* FEED was just received by the door: 1: its link is prefill's from here on; -EAGAIN: it is to come again; else as
+ * dest_try_hello() */
 int dest_take_feed(struct ff_dest *d, struct ff_error *why);
 bool dest_may_be_fed(const struct ff_dest *d);
 void dest_join_group(struct ff_dest *d); /* that PUBLISH named, if there is one: an agent */
@@ -170,7 +171,7 @@ void dest_log_dropped(struct ff_dest *d, const char *why); /* a flood does not f
 int dest_try_hello(struct ff_dest *d, struct ff_link *l, int timeout_ms, struct ff_error *why);
 
 /* The peer of @c is told @why, and dropped by the caller */
-void dest_refuse(const struct ff_dest *d, struct ff_control *c, const char *why);
+void dest_refuse(const struct ff_dest *d, struct ff_control *c, enum ff_refusal code, const char *why);
 
 int dest_ms_until(uint64_t end_ns); /* 0: it is past */
 

@@ -15,7 +15,6 @@
 #include "feed.h"
 #include "feed_pushed.h"
 #include "log.h"
-#include "relay.h"
 
 #define LOOK (64u << 10) /* pages, and bytes, at most; at least: */
 #define LOOK_FIRST 4096u
@@ -39,13 +38,13 @@ void ff_feed_free(struct ff_feed *f)
 }
 
 /* What came is not needed, or not any more: @why NULL: since all is here. @buf: FF_MSG_MAX bytes */
-static void dismiss(struct ff_feed *f, const char *why, uint8_t *buf)
+static void dismiss(struct ff_feed *f, enum ff_refusal code, const char *why, uint8_t *buf)
 {
     const struct ff_stats st = {.bytes_total = 0};
 
     if (!f)
         return;
-    int len = why ? ff_wire_put_refuse(buf, why) : ff_wire_put_stats(buf, FF_MSG_DONE, &st);
+    int len = why ? ff_wire_put_refuse(buf, code, why) : ff_wire_put_stats(buf, FF_MSG_DONE, &st);
     f->link->ops->send(f->link, buf, (uint32_t)len, NULL);
     ff_feed_free(f);
 }
@@ -78,7 +77,7 @@ int ff_feed_new(struct ff_pager *p, struct ff_link *link, const struct ff_offer 
         rc = link->ops->reg(link, e->memory, (size_t)e->window * e->buffer_bytes, 0, &f->buffers,
                             err);
     if (rc)
-        dismiss(f, err->text, buf);
+        dismiss(f, FF_REFUSAL_FINAL, err->text, buf);
     if (rc)
         return rc;
     if (offer->is_older) {
@@ -89,11 +88,13 @@ int ff_feed_new(struct ff_pager *p, struct ff_link *link, const struct ff_offer 
     return 0;
 }
 
-/* Why @old is left. An earlier image may be through soon, and others are to come again then */
-static const char *another(const struct ff_feed *old, bool by_older)
+/* Another one has come. An earlier image may be through soon, and others are to come again then */
+static void dismiss_for(struct ff_feed *old, bool older, uint8_t *buf)
 {
-    return old && !old->older && by_older ? FF_RELAY_NOT_YET ": an earlier one comes first"
-                                          : "another agent feeds this one";
+    bool again = old && !old->older && older;
+
+    dismiss(old, again ? FF_REFUSAL_NOT_YET : FF_REFUSAL_FINAL,
+            again ? FF_FEED_EARLIER_FIRST : "another agent feeds this one", buf);
 }
 
 static void rest_a_moment(void)
@@ -106,9 +107,9 @@ void ff_feed_offer(struct ff_pager *p, struct ff_feed *f, uint8_t *buf)
     bool older = f->older;
     struct ff_feed *old = atomic_exchange(&p->next_feed, f);
 
-    dismiss(old, another(old, older), buf);
+    dismiss_for(old, older, buf);
     if (atomic_load(&p->feed_over))
-        dismiss(atomic_exchange(&p->next_feed, NULL), NULL, buf);
+        dismiss(atomic_exchange(&p->next_feed, NULL), FF_REFUSAL_FINAL, NULL, buf);
 }
 
 void ff_feed_await(struct ff_pager *p)
@@ -143,7 +144,7 @@ void ff_feed_take(struct ff_pager *p)
 
     e->feed = atomic_exchange(&p->next_feed, NULL);
     is_fed(p, p->may_be_fed);
-    dismiss(old, another(old, e->feed->older), e->msg);
+    dismiss_for(old, e->feed->older, e->msg);
     ff_prefill_engine_restart(p);
     e->feed->news_ns = ff_now_ns();
     e->feed->look_pages = LOOK_FIRST;
@@ -199,7 +200,7 @@ int ff_feed_leave(struct ff_pager *p, int rc, struct ff_error *why)
                "prefill: the agent that feeds this one: %s; it goes on from the source", why->text);
         if (rc == -EBADMSG && p->on_misfed)
             p->on_misfed(p->on_misfed_opaque, why->text);
-        dismiss(e->feed, why->text, e->msg); /* a link that broke carries nothing, and may come again */
+        dismiss(e->feed, FF_REFUSAL_FINAL, why->text, e->msg); /* a link that broke carries nothing, and may come again */
         e->feed = NULL;
         ff_verify_drop(p, FF_QUEUE_PREFILL);
     } else { /* an agent's source is away: others may come */
@@ -254,8 +255,8 @@ void ff_feed_end(struct ff_pager *p, int rc)
 
     if (over) {
         atomic_store(&p->feed_over, true);
-        dismiss(e->feed, NULL, e->msg);
-        dismiss(atomic_exchange(&p->next_feed, NULL), NULL, e->msg);
+        dismiss(e->feed, FF_REFUSAL_FINAL, NULL, e->msg);
+        dismiss(atomic_exchange(&p->next_feed, NULL), FF_REFUSAL_FINAL, NULL, e->msg);
     } else {
         ff_feed_free(e->feed);
     }

@@ -44,6 +44,8 @@
 #include "prefill_private.h"
 #include "verify.h"
 
+#define FF_FEED_EARLIER_FIRST "feed: an earlier image comes first" /* the words of a REFUSE that means NOT_YET */
+
 struct ff_feed {
     struct ff_link *link;
     struct ff_offer offer;

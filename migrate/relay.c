@@ -249,6 +249,7 @@ static int feed_once(struct ff_relay *r, struct ff_error *err)
     if (rc)
         return rc;
     r->ctl.link = l;
+    r->ctl.refusal = FF_REFUSAL_FINAL;
     rc = make_copies(r, l, err);
     if (!rc)
         rc = offer(r, l, err);
@@ -282,7 +283,7 @@ static void *relay_main(void *arg)
             ff_log(FF_LOG_WARN, "relay: the link to %s:%s: %s", r->to.host, r->to.port, why.text);
             end = ff_now_ns() + try_ms(r) * 1000000ull;
         }
-        bool not_yet = rc == -EREMOTEIO && strstr(why.text, FF_RELAY_NOT_YET);
+        bool not_yet = rc == -EREMOTEIO && r->ctl.refusal == FF_REFUSAL_NOT_YET;
         if (not_yet)
             end = FF_MIN(ff_now_ns() + try_ms(r) * 1000000ull, away_end);
         else if (rc == -EREMOTEIO || rc == -ENETUNREACH || rc == -EHOSTUNREACH)

@@ -30,9 +30,6 @@
 
 struct ff_relay;
 
-/* The reason of who is to be asked again: it has no source yet, or waits for it */
-#define FF_RELAY_NOT_YET "feed: there is no image here yet"
-
 /* A relay's thread calls @failed, when it gives up */
 struct ff_relay_owner {
     void (*failed)(void *opaque, const struct ff_address *to, const char *why);

@@ -61,8 +61,9 @@ static struct ff_mail *take_mail(struct ff_tunnel *t)
 static void take_refusal(struct ff_tunnel *t, int len, struct ff_error *why)
 {
     char text[FF_WIRE_TEXT_MAX + 1];
+    enum ff_refusal code;
 
-    if (!ff_wire_get_refuse(t->rbuf, (size_t)len, text, why))
+    if (!ff_wire_get_refuse(t->rbuf, (size_t)len, &code, text, why))
         ff_error_set(why, EREMOTEIO, "the peer ended it: %s", text);
 }
 

@@ -52,12 +52,13 @@ struct ff_wirebuf ff_wire_body(const uint8_t *msg, size_t len)
 int ff_wire_type(const uint8_t *msg, size_t len, struct ff_error *err)
 {
     struct ff_wirebuf b = {.data = (uint8_t *)msg, .len = len};
-    unsigned type = (unsigned)ff_wb_get(&b, 2), zero = (unsigned)ff_wb_get(&b, 2);
+    unsigned type = (unsigned)ff_wb_get(&b, 2), code = (unsigned)ff_wb_get(&b, 2);
+    unsigned last_code = type == FF_MSG_REFUSE ? FF_REFUSAL_LAST : 0;
 
-    if (b.bad || !type || type > FF_MSG_LAST || zero)
+    if (b.bad || !type || type > FF_MSG_LAST || code > last_code)
         return ff_error_set(err, EPROTO,
-                            "wire: read message: type %u, reserved %u (permitted 1..%u, 0)", type,
-                            zero, FF_MSG_LAST);
+                            "wire: read message: type %u, code %u (permitted 1..%u, 0..%u)", type,
+                            code, FF_MSG_LAST, last_code);
     return (int)type;
 }
 
@@ -289,18 +290,24 @@ int ff_wire_get_welcome(const uint8_t *msg, size_t len, struct ff_welcome *w, st
     return 0;
 }
 
-int ff_wire_put_refuse(uint8_t *buf, const char *text)
+int ff_wire_put_refuse(uint8_t *buf, enum ff_refusal code, const char *text)
 {
-    struct ff_wirebuf b = ff_wire_begin(buf, FF_MSG_REFUSE);
+    struct ff_wirebuf b = {.data = buf, .len = FF_MSG_MAX};
+
+    ff_wb_put(&b, FF_MSG_REFUSE, 2);
+    ff_wb_put(&b, code, 2);
     for (size_t i = 0; text[i] && i < FF_WIRE_TEXT_MAX; i++)
         ff_wb_put(&b, isprint((unsigned char)text[i]) ? (unsigned char)text[i] : '?', 1);
     return (int)b.pos;
 }
 
-int ff_wire_get_refuse(const uint8_t *msg, size_t len, char text[FF_WIRE_TEXT_MAX + 1],
-                       struct ff_error *err)
+int ff_wire_get_refuse(const uint8_t *msg, size_t len, enum ff_refusal *code,
+                       char text[FF_WIRE_TEXT_MAX + 1], struct ff_error *err)
 {
-    struct ff_wirebuf b = ff_wire_body(msg, len);
+    struct ff_wirebuf b = {.data = (uint8_t *)msg, .len = len}; /* only read from */
+
+    ff_wb_take(&b, 2);
+    *code = (enum ff_refusal)ff_wb_get(&b, 2); /* ff_wire_type() has looked at it */
     if (ff_wb_left(&b) > FF_WIRE_TEXT_MAX)
         return ff_error_set(err, EPROTO, "wire: read REFUSE: text of %zu bytes (permitted 0..%d)",
                             ff_wb_left(&b), FF_WIRE_TEXT_MAX);

@@ -7,7 +7,8 @@
  *
  * Purpose      docs/wire.md in code. Whoever gets a decoded message trusts its fields.
  *
- * Picture      every message: | type 2 | 0 2 | body ... |, integers little-endian
+ * Picture      every message: | type 2 | 0 2 | body ... |, integers little-endian; in the place of the 0
+ *              REFUSE has a code (enum ff_refusal). 0 there is REFUSE as every version reads it
  *
  *   HELLO    s->d  magic FARFORK1 8, version 2, oldest version 2, features 4, auth 2,
  *                  regions 2, config length 2, config ..., session 16 if it returns,
@@ -15,7 +16,7 @@
  *   WELCOME  d->s  version 2, answer 2, features 4, session 16, epoch 4
  *   RESUME   s->d  magic FARFORK1 8, version 2, oldest version 2, session 16, epoch 4, digest 8,
  *                  why 2: the HELLO of every link after the first
- *   REFUSE   both  text ...              instead of any other message: why it ends here
+ *   REFUSE   both  code 2; text ...      instead of any other message: why it ends here
  *   PUBLISH  s->d  segment 8, keys 4, load 4, push 4, lease 4, asks: address 8, rkey 4,
  *                  each region: address 8; then KEYS
  *   KEYS     s->d  each: region 4, segment 4, rkey 4; a segment without a key reads as zeros
@@ -123,6 +124,13 @@ enum ff_msg {
     FF_MSG_BYTES,
     FF_MSG_FEED,
     FF_MSG_LAST = FF_MSG_FEED,
+};
+
+/* What a REFUSE means, whatever its text says. Anything but 0 goes to a peer whose version was read before */
+enum ff_refusal {
+    FF_REFUSAL_FINAL = 0,
+    FF_REFUSAL_NOT_YET = 1, /* to FEED: it has no image yet, or takes an earlier one first: come again */
+    FF_REFUSAL_LAST = FF_REFUSAL_NOT_YET,
 };
 
 struct ff_wire_region {
@@ -260,7 +268,7 @@ int ff_wire_type(const uint8_t *msg, size_t len, struct ff_error *err);
 int ff_wire_put_hello(uint8_t *buf, const struct ff_hello *h, struct ff_error *err);
 int ff_wire_put_welcome(uint8_t *buf, const struct ff_welcome *w);
 int ff_wire_put_resume(uint8_t *buf, const struct ff_resume *r);
-int ff_wire_put_refuse(uint8_t *buf, const char *text);
+int ff_wire_put_refuse(uint8_t *buf, enum ff_refusal code, const char *text);
 int ff_wire_put_publish(uint8_t *buf, const struct ff_publish *p, unsigned n_regions);
 int ff_wire_put_keys(uint8_t *buf, const struct ff_wire_key *keys, unsigned n);
 int ff_wire_put_parts(uint8_t *buf, const struct ff_wire_part *parts, unsigned n);
@@ -290,8 +298,8 @@ uint64_t ff_hello_digest(const struct ff_hello *h);
 void ff_mark_text(const uint8_t session[FF_SESSION_LEN], uint32_t epoch, char out[FF_MARK_TEXT]);
 int ff_wire_get_welcome(const uint8_t *msg, size_t len, struct ff_welcome *w, struct ff_error *err);
 int ff_wire_get_resume(const uint8_t *msg, size_t len, struct ff_resume *r, struct ff_error *err);
-int ff_wire_get_refuse(const uint8_t *msg, size_t len, char text[FF_WIRE_TEXT_MAX + 1],
-                       struct ff_error *err);
+int ff_wire_get_refuse(const uint8_t *msg, size_t len, enum ff_refusal *code,
+                       char text[FF_WIRE_TEXT_MAX + 1], struct ff_error *err);
 int ff_wire_get_publish(const uint8_t *msg, size_t len, struct ff_publish *p, unsigned n,
                         const struct ff_wire_region *regions, struct ff_error *err);
 

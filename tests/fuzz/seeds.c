@@ -64,7 +64,8 @@ static void save_messages(void)
     save(0, buf, ff_wire_put_welcome(buf, &w));
     save(0, buf, ff_wire_put_resume(buf, &again));
     save(0, buf, ff_wire_put_lease(buf, 3));
-    save(0, buf, ff_wire_put_refuse(buf, "region pc.ram: length differs"));
+    save(0, buf, ff_wire_put_refuse(buf, FF_REFUSAL_FINAL, "region pc.ram: length differs"));
+    save(0, buf, ff_wire_put_refuse(buf, FF_REFUSAL_NOT_YET, "feed: there is no image here yet"));
     save(0, buf, ff_wire_put_publish(buf, &pub, 1)); /* regions: 1 + 2 * how */
     save(1, buf, ff_wire_put_publish(buf, &pub, 3));
     save(1, buf, ff_wire_put_keys(buf, k, 2));

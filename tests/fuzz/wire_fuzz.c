@@ -71,6 +71,7 @@ static int try_hello(const uint8_t *msg, size_t len, struct ff_error *err)
 static int try_small(enum ff_msg type, const uint8_t *msg, size_t len, struct ff_error *err)
 {
     char text[FF_WIRE_TEXT_MAX + 1];
+    enum ff_refusal refusal;
     struct ff_state_head head;
     struct ff_welcome w;
     struct ff_resume again;
@@ -103,9 +104,9 @@ static int try_small(enum ff_msg type, const uint8_t *msg, size_t len, struct ff
             same(msg, len, out, ff_wire_put_resume(out, &again), 0, 0);
         return rc;
     case FF_MSG_REFUSE:
-        rc = ff_wire_get_refuse(msg, len, text, err);
+        rc = ff_wire_get_refuse(msg, len, &refusal, text, err);
         if (!rc)
-            same(msg, len, out, ff_wire_put_refuse(out, text), 0, 0);
+            same(msg, len, out, ff_wire_put_refuse(out, refusal, text), 0, 0);
         return rc;
     case FF_MSG_STATE:
         rc = ff_wire_get_state(msg, len, &head, err);

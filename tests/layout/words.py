@@ -20,8 +20,7 @@ MESSAGE = re.compile(r'\bwhy(?:\.|->)text|\berr(?:\.|->)text|->error\b|"error-de
 MAY = {('control/move/move_parent.c', 'move_find_here'): 'it says nothing twice',
        ('cli/cmd_doctor.c', 'check_proxy'): 'it shows a part',
        ('control/move/move_fallback.c', 'move_take_back_failed'): 'x-rdma-postcopy has no code for it',
-       ('control/move/move_fallback.c', 'move_end_not_taken_back'): 'x-rdma-postcopy has no code for it',
-       ('migrate/relay.c', 'relay_main'): 'REFUSE has no code'}
+       ('control/move/move_fallback.c', 'move_end_not_taken_back'): 'x-rdma-postcopy has no code for it'}
 COMMENT = re.compile(r'/\*.*?\*/', re.S)
 
 

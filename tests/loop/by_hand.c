@@ -64,13 +64,15 @@ void hand_refused(struct ff_link *l, const char *says)
 {
     static uint8_t buf[FF_MSG_MAX];
     char text[FF_WIRE_TEXT_MAX + 1];
+    enum ff_refusal code;
     struct ff_error err;
 
     int len = l->ops->recv(l, buf, 20000, &err);
     if (len < 0)
         loop_fail(__FILE__, __LINE__, "no refusal: %s", err.text);
     must(ff_wire_type(buf, (size_t)len, &err) == FF_MSG_REFUSE);
-    must_ok(ff_wire_get_refuse(buf, (size_t)len, text, &err), err);
+    must_ok(ff_wire_get_refuse(buf, (size_t)len, &code, text, &err), err);
+    must(code == FF_REFUSAL_FINAL);
     if (!strstr(text, says))
         loop_fail(__FILE__, __LINE__, "\"%s\" is not in: %s", says, text);
 }

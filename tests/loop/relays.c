@@ -11,6 +11,9 @@
 #include "cleanup.h"
 #include "failpoint.h"
 #include "family.h"
+#include "key.h"
+#include "link.h"
+#include "wire.h"
 
 #define STATUS(signal) (signal)
 #define AGENTS_MAX 4
@@ -480,6 +483,39 @@ static void cannot_be_fed(void)
     all_end_well(none_is_fed);
 }
 
+/* Who is to be fed refuses the relay, once by each code, and in the other one's words: the code counts */
+static void refused_by_code(void)
+{
+    static uint8_t buf[FF_MSG_MAX];
+    struct ff_link_params p = {.host = "127.0.0.1", .port = "0", .timeout_ms = 10000};
+    struct ff_port *port;
+    struct ff_link *l;
+    struct ff_error err;
+
+    if (loop_in_lab()) /* over tcp alone */
+        return;
+    agents_are(1, "", NULL);
+    begin();
+    must_ok(ff_key_load(loop_key_file(), &p.key, &err), err);
+    must_ok(ff_port_listen(&p, FF_LINK_TCP, &port, &err), err);
+    must(!atomic_exchange(&f[0]->feed_to, ff_port_number(port)));
+    for (enum ff_refusal code = FF_REFUSAL_NOT_YET;; code = FF_REFUSAL_FINAL) {
+        must_ok(ff_port_accept(port, NULL, 0, 10000, &l, &err), err);
+        int len = l->ops->recv(l, buf, 10000, &err);
+        must(len > 0 && ff_wire_type(buf, (size_t)len, &err) == FF_MSG_FEED && !atomic_load(&f[0]->unfed));
+        len = ff_wire_put_refuse(buf, code, code ? "another agent feeds this one"
+                                                 : "feed: there is no image here yet");
+        must_ok(l->ops->send(l, buf, (uint32_t)len, &err), err);
+        l->ops->free(l);
+        if (code == FF_REFUSAL_FINAL)
+            break;
+    }
+    wait_count(f[0]->unfed, 1u);
+    ff_port_free(port);
+    ff_key_unref(p.key);
+    all_end_well(none_is_fed);
+}
+
 /* --- verify=on --- */
 
 static void verified(void (*test)(void))
@@ -665,6 +701,7 @@ int main(int argc, char **argv)
         {"the relay has nothing", relay_idle, 40},
         {"a relay with another image", other_image, 40},
         {"who cannot be fed", cannot_be_fed, 40},
+        {"refused, not yet and for good", refused_by_code, 40},
         {"verified: one agent feeds one", one_verified, 40},
         {"verified: a tree of three", tree_verified, 40},
         {"verified: a chain of four", chain_verified, 40},

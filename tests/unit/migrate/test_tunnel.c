@@ -323,7 +323,7 @@ static void test_mail(void **state)
         assert_int_equal(number, i + 1);
     }
     take(10);
-    int len = ff_wire_put_refuse(buf, "no reason");
+    int len = ff_wire_put_refuse(buf, FF_REFUSAL_FINAL, "no reason");
     assert_int_equal(peer->ops->send(peer, buf, (uint32_t)len, NULL), 0);
     assert_int_equal(ff_tunnel_hear(t, &err), -EREMOTEIO);
     assert_string_equal(err.text, "the peer ended it: no reason");

@@ -58,7 +58,10 @@ static const struct ff_wire_region table[] = {
 union decoded {
     struct ff_hello hello;
     struct ff_welcome welcome;
-    char text[FF_WIRE_TEXT_MAX + 1];
+    struct {
+        enum ff_refusal refusal;
+        char text[FF_WIRE_TEXT_MAX + 1];
+    };
     struct ff_publish publish;
     struct ff_wire_key keys[8];
     struct ff_grant grants[FF_WIRE_GRANTS_MAX];
@@ -83,7 +86,7 @@ static int decode(const uint8_t *msg, size_t len, union decoded *d, struct ff_er
     case FF_MSG_WELCOME:
         return ff_wire_get_welcome(msg, len, &d->welcome, err);
     case FF_MSG_REFUSE:
-        return ff_wire_get_refuse(msg, len, d->text, err);
+        return ff_wire_get_refuse(msg, len, &d->refusal, d->text, err);
     case FF_MSG_PUBLISH:
         return ff_wire_get_publish(msg, len, &d->publish, N_TABLE, table, err);
     case FF_MSG_KEYS:
@@ -343,19 +346,30 @@ static void test_text(void **state)
     struct ff_error err;
     (void)state;
 
-    int len = ff_wire_put_refuse(buf, "region pc.ram: length differs");
+    int len = ff_wire_put_refuse(buf, FF_REFUSAL_FINAL, "region pc.ram: length differs");
     assert_ok(decode_exact(buf, (size_t)len, &d, &err), err);
     assert_string_equal(d.text, "region pc.ram: length differs");
-    len = ff_wire_put_refuse(buf, "");
+    assert_int_equal(d.refusal, FF_REFUSAL_FINAL);
+    assert_memory_equal(buf, "\3\0\0\0region", 10); /* as versions before 9 read it */
+    len = ff_wire_put_refuse(buf, FF_REFUSAL_NOT_YET, "later");
+    assert_ok(decode_exact(buf, (size_t)len, &d, &err), err);
+    assert_string_equal(d.text, "later");
+    assert_int_equal(d.refusal, FF_REFUSAL_NOT_YET);
+    buf[2] = FF_REFUSAL_LAST + 1;
+    must_refuse(buf, (size_t)len, EPROTO, "code 2 (permitted 1..24, 0..1)");
+    buf[2] = 0;
+    buf[3] = 1;
+    must_refuse(buf, (size_t)len, EPROTO, "code 256");
+    len = ff_wire_put_refuse(buf, FF_REFUSAL_FINAL, "");
     assert_ok(decode_exact(buf, (size_t)len, &d, &err), err);
     assert_string_equal(d.text, "");
     /* what a terminal could take for a command is not sent */
-    len = ff_wire_put_refuse(buf, "a\033[2Jb\n\xff");
+    len = ff_wire_put_refuse(buf, FF_REFUSAL_FINAL, "a\033[2Jb\n\xff");
     assert_ok(decode_exact(buf, (size_t)len, &d, &err), err);
     assert_string_equal(d.text, "a?[2Jb??");
     memset(text, 't', sizeof(text));
     text[sizeof(text) - 1] = '\0';
-    len = ff_wire_put_refuse(buf, text);
+    len = ff_wire_put_refuse(buf, FF_REFUSAL_FINAL, text);
     assert_ok(decode_exact(buf, (size_t)len, &d, &err), err);
     assert_int_equal(strlen(d.text), FF_WIRE_TEXT_MAX);
 
@@ -423,8 +437,9 @@ static void test_types(void **state)
         assert_int_equal(ff_wire_type(m, 4, &err), known ? (int)type : -EPROTO);
         assert_true(known == (strcmp(ff_msg_name(type), "unknown message") != 0));
         for (int i = 2; i < 4; i++) {
-            m[i] = 1; /* reserved */
-            assert_fails(ff_wire_type(m, 4, &err), EPROTO);
+            m[i] = 1; /* a code, which REFUSE alone has */
+            bool code = type == FF_MSG_REFUSE && i == 2;
+            assert_int_equal(ff_wire_type(m, 4, &err), code ? (int)type : -EPROTO);
             m[i] = 0;
         }
         for (size_t len = 0; len < 4; len++)
