@@ -441,7 +441,8 @@ void ff_source_interrupt(struct ff_source *s);
  * that fails, call ff_source_resume() as ever.
  *
  * Return: 0; -EPERM: the fence failed: the guest runs nowhere, call again; -EINVAL: nothing to take
- *         back: without fallback=go, before GO, or DONE has come; -ECANCELED, -EINTR: as in
+ *         back: without fallback=go, before GO, or DONE has come; -EBUSY: the guest is on its way back,
+ *         or is to come back with its disks (farfork-return.h); -ECANCELED, -EINTR: as in
  *         ff_source_resume(), which may still be called then; -EIO: the record cannot be written,
  *         likewise
  */

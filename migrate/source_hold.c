@@ -80,7 +80,7 @@ int ff_source_begin_taking(struct ff_source *s, struct ff_error *err)
     s->taking = !s->given_up;
     bool taking = s->taking;
     pthread_mutex_unlock(&s->lock);
-    return taking ? 0 : ff_error_set(err, EINVAL, "source: take back: the guest was on its way back, or is to come "
+    return taking ? 0 : ff_error_set(err, EBUSY, "source: take back: the guest was on its way back, or is to come "
                                      "back with its disks: what it has written since is not here");
 }
 

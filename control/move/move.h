@@ -214,7 +214,7 @@ void move_fallback_keep(struct move *m);
  * whether it does, or is about to. @info is query-migrate's after that: true: it failed */
 bool move_take_back(struct move *m);
 bool move_take_back_failed(const json_t *info);
-void move_end_not_taken_back(struct move *m, const char *reason); /* error-desc then */
+void move_end_not_taken_back(struct move *m, const json_t *info);
 void move_fallback_free(struct move *m);
 
 /* move_commit.c */

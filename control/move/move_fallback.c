@@ -36,7 +36,6 @@
 #include "rundir.h"
 
 #define RUN_LIMIT_MS 30000 /* of a program that takes 10 ms */
-#define GIVEN_UP "the guest was on its way back" /* as migrate/source_hold.c has it: a return had begun */
 
 /* --- options --- */
 
@@ -195,27 +194,32 @@ bool move_take_back(struct move *m)
     return true;
 }
 
-/* The reason follows the field, in a moment */
-bool move_take_back_failed(const json_t *info)
+/* A RdmaPostcopyTakeBack of qapi/migration.json; "": the source has a link, or does not say */
+static const char *take_back_state(const json_t *info)
 {
-    const json_t *x = json_object_get(info, "x-rdma-postcopy");
-
-    return json_is_false(json_object_get(x, "taking-back")) &&
-           !strstr(text_of(info, "error-desc"), "taking the guest back");
+    return text_of(json_object_get(info, "x-rdma-postcopy"), "take-back");
 }
 
-/* What the source says of it: its reason comes last, and may be long */
-void move_end_not_taken_back(struct move *m, const char *reason)
+bool move_take_back_failed(const json_t *info)
 {
-    const char *host = move_host(m)->node->host;
+    const char *state = take_back_state(info);
+
+    return *state && strcmp(state, "waiting") != 0;
+}
+
+/* What the source says of it: its reason comes last, and may be long. A state that is not known here means least */
+void move_end_not_taken_back(struct move *m, const json_t *info)
+{
+    const char *host = move_host(m)->node->host, *reason = text_of(info, "error-desc");
+    const char *state = take_back_state(info);
     const struct vm *k = move_child(m);
 
-    if (strstr(reason, "take back: fence="))
+    if (!strcmp(state, "fence-failed"))
         move_end_with(m, MOVE_UNCLEAR,
                  "the guest is to be taken back from %s, and runs nowhere: make sure that its QEMU "
                  "there has ended, and give x-rdma-postcopy-take-back at the QEMU here: %s",
                  host, reason);
-    else if (strstr(reason, GIVEN_UP) && k->state == VM_FAILED && move_host(m)->state != HOST_FAILED)
+    else if (!strcmp(state, "given-up") && k->state == VM_FAILED && move_host(m)->state != HOST_FAILED)
         move_end_with(m, MOVE_LOST, "its QEMU on %s has ended (%s), and the guest with it; start it again from its disks: %s",
                  host, k->error, reason);
     else if (k->state == VM_FAILED && move_host(m)->state != HOST_FAILED)

@@ -309,7 +309,7 @@ static bool is_decided(struct move *m, const json_t *info)
         return false;
     }
     if (m->taking_ms && move_take_back_failed(info)) {
-        move_end_not_taken_back(m, error);
+        move_end_not_taken_back(m, info);
         return true;
     }
     if (move_take_back(m))

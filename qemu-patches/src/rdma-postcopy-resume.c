@@ -40,6 +40,13 @@ static void __attribute__((constructor)) init_waiting(void)
     qemu_sem_init(&rp.in.again, 0);
 }
 
+/* With rp.lock: what was said before counts no more */
+static void forget_take_back(void)
+{
+    rp.takes_back = false;
+    rp.take_back = RDMA_POSTCOPY_TAKE_BACK_NONE;
+}
+
 void rp_resume_reset(struct rp_wait *w, const struct ff_address *a)
 {
     QEMU_LOCK_GUARD(&rp.lock);
@@ -50,7 +57,7 @@ void rp_resume_reset(struct rp_wait *w, const struct ff_address *a)
     qatomic_set(&w->reconnects, false);
     if (w == &rp.out) {
         rp.not_started[0] = '\0';
-        rp.takes_back = false;
+        forget_take_back();
     }
 }
 
@@ -129,6 +136,20 @@ static int get_guest_back(bool never_ran, struct ff_error *err)
     return rc ? rc : -EKEYREVOKED;
 }
 
+/* The guest was not taken back, and query-migrate has the reason. Unless somebody has asked again, or whoever had
+ * asked has taken it back; that the fence has failed stays true */
+static void set_take_back(int rc)
+{
+    QEMU_LOCK_GUARD(&rp.lock);
+
+    if (!rp.takes_back &&
+        (rc == -EPERM || rp.take_back == RDMA_POSTCOPY_TAKE_BACK_WAITING)) {
+        rp.take_back = rc == -EPERM ? RDMA_POSTCOPY_TAKE_BACK_FENCE_FAILED
+                     : rc == -EBUSY ? RDMA_POSTCOPY_TAKE_BACK_GIVEN_UP
+                                    : RDMA_POSTCOPY_TAKE_BACK_FAILED;
+    }
+}
+
 /* No other attempt will change that */
 static bool ends_wait(int rc)
 {
@@ -169,13 +190,14 @@ int rp_recover(const struct rp_side *side, const char *why, struct ff_error *err
     int64_t until = now_ms() + w->reconnect_ms;
     g_autofree char *reason = g_strdup(why), *said = NULL;
     bool asked = false, alone = true, held, never_ran;
+    int not_back = 0; /* why the guest is not back, which is still to be said */
     int rc;
 
     take_wish(w, &held); /* for the link that there was since, or that comes next anyway */
     WITH_QEMU_LOCK_GUARD(&rp.lock) {
         if (w == &rp.out) {
             rp.not_started[0] = '\0';
-            rp.takes_back = false;
+            forget_take_back();
         }
     }
     qatomic_set(&w->recovers, true);
@@ -204,6 +226,7 @@ int rp_recover(const struct rp_side *side, const char *why, struct ff_error *err
             if (rc != -EINTR) {
                 g_free(reason);
                 reason = g_strdup_printf("rdma-postcopy: %s", ff_error_message(err));
+                not_back = rc;
             }
             continue;
         }
@@ -217,6 +240,10 @@ int rp_recover(const struct rp_side *side, const char *why, struct ff_error *err
             : held        ? g_strdup_printf("%s; paused by migrate-pause: %s; %s", reason, advice,
                                             side->meanwhile)
                           : g_strdup_printf("%s; %s; %s", reason, advice, side->meanwhile));
+        if (not_back) {
+            set_take_back(not_back);
+            not_back = 0;
+        }
         if (!asked) {
             set_paused(side->state);
         }
@@ -280,7 +307,7 @@ bool rdma_postcopy_pause(Error **errp)
         ff_dest_pause(rp.dest);
     } else if (rp.source && away) {
         rp.out.held = true;
-        rp.takes_back = false;
+        forget_take_back();
         wake_source();
         ff_source_pause(rp.source);
     } else {
@@ -407,6 +434,7 @@ void qmp_x_rdma_postcopy_take_back(const char *uri, Error **errp)
 
     if (is_sent_to(uri, errp)) {
         rp.takes_back = true;
+        rp.take_back = RDMA_POSTCOPY_TAKE_BACK_WAITING;
         wake_source();
     }
 }
@@ -428,7 +456,8 @@ void rp_resume_by_hand(struct ff_address *a, const char *address, Error **errp)
     ff_address_free(rp.next_to);
     rp.next_to = a;
     rp_set_sent_to(address);
-    rp.out.held = rp.takes_back = false;
+    rp.out.held = false;
+    forget_take_back();
     rp.out.asked = true;
     wake_source();
 }

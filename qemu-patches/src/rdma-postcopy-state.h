@@ -79,6 +79,7 @@ struct rp_state {
     char *sent_to;              /* source: HOST:PORT of that, as it was given */
     char not_started[32];       /* source: it was told that nothing runs there, nor will, by that mark; "" */
     bool takes_back;            /* source: by hand: the destination is lost */
+    RdmaPostcopyTakeBack take_back; /* what came of it, for query-migrate: after its reason */
     bool lingers;               /* destination: complete, the source may ask */
     void *state;
     size_t state_len;

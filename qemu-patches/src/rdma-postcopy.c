@@ -167,8 +167,8 @@ void rdma_postcopy_fill_info(MigrationInfo *info)
     rp_fill_return(info->x_rdma_postcopy);
     if (rp.source && qatomic_read(&rp.out.recovers)) {
         QEMU_LOCK_GUARD(&rp.lock);
-        info->x_rdma_postcopy->has_taking_back = true;
-        info->x_rdma_postcopy->taking_back = rp.takes_back;
+        info->x_rdma_postcopy->has_take_back = true;
+        info->x_rdma_postcopy->take_back = rp.take_back;
     }
     if (rp.dest && rp_is(&rp.here) && info->status == MIGRATION_STATUS_POSTCOPY_PAUSED) {
         info->x_rdma_postcopy->has_missing = true;

@@ -199,11 +199,11 @@ def fence_fails(t, accel):
 
 # --- what a source says that has lost its link; no QEMU ---
 
-def says(source, status, why='', taking=None):
+def says(source, status, why='', take_back=None):
     """From now on, and it has been read."""
     source.replies['query-migrate'] = {'return': {
         'status': status, 'error-desc': why,
-        'x-rdma-postcopy': {} if taking is None else {'taking-back': taking}}}
+        'x-rdma-postcopy': {'take-back': take_back} if take_back else {}}}
     seen = source.asked.count('query-migrate')
     wait_for(status, 20, lambda: source.asked.count('query-migrate') > seen + 1)
 
@@ -219,7 +219,7 @@ def paused(t, name, ends=True, takes=True):
     with FakeParent(t, {**replies, TAKE_BACK: ok} if takes else replies) as p, \
             Move(t, p, '--qemu', fake_qemu(t), *back(fence), '--lease', '1') as m:
         wait_for('migrate', 20, lambda: 'migrate' in p.asked)
-        says(p, 'postcopy-paused', 'no link', True)
+        says(p, 'postcopy-paused', 'no link', 'waiting')
         if ends:
             os.kill(pid_there(m), signal.SIGKILL)
         else:
@@ -231,15 +231,16 @@ def paused(t, name, ends=True, takes=True):
 
 
 def source_refuses(t):
-    """Only a fence that was tried means that the guest runs nowhere."""
-    for name, ends, why, text in (
-            ('pages', False, 'the destination has every page', 'the guest may run on h1'),
-            ('space', True, 'record=/r: no space', 'its QEMU on h1 has ended'),
-            ('fence', False, 'fence=/f: it ended with 3', 'runs nowhere')):
+    """Only a fence that was tried means that the guest runs nowhere. What the reason says decides nothing."""
+    for name, ends, state, why, exits in (
+            ('pages', False, 'failed', 'take back: fence=/f', (3, 'unclear', 'the guest may run on h1')),
+            ('space', True, 'not-known-here', 'taking the guest back', (3, 'unclear', 'did not take the guest back')),
+            ('fence', False, 'fence-failed', 'the guest was on its way back', (3, 'unclear', 'runs nowhere')),
+            ('given', True, 'given-up', 'no more', (3, 'lost', 'and the guest with it'))):
         with paused(t, name, ends) as (p, m):
-            says(p, 'postcopy-paused', 'no link; taking the guest back: when', False)
-            p.replies['query-migrate']['return']['error-desc'] = f'source: take back: {why}; advice'
-            m.end(3, 'unclear', text)
+            says(p, 'postcopy-paused', why, 'waiting')
+            p.replies['query-migrate']['return']['x-rdma-postcopy'] = {'take-back': state}
+            m.end(*exits)
             error = m.result['error']
             if why not in error or ('nowhere' in error) != (name == 'fence'):
                 raise Failed(f'{why}: {error}')
@@ -253,11 +254,11 @@ def resumed_between(t):
     """What was asked during one pause says nothing in the next."""
     with paused(t, 'between') as (p, m):
         says(p, 'postcopy-active')
-        says(p, 'postcopy-paused', 'no link', True)
+        says(p, 'postcopy-paused', 'no link', 'waiting')
         wait_for('to be asked again', 20, lambda: p.asked.count(TAKE_BACK) == 2)
         p.replies['query-migrate']['return'].update({
             'error-desc': 'source: take back: fence=/f: it ended with 3',
-            'x-rdma-postcopy': {'taking-back': False}})
+            'x-rdma-postcopy': {'take-back': 'fence-failed'}})
         m.end(3, 'unclear', 'runs nowhere')
 
 

@@ -94,6 +94,12 @@ def take_back(src, uri):
     src.qmp('x-rdma-postcopy-take-back', uri=uri.split(',')[0])
 
 
+def says(src, want):
+    """query-migrate, which says so of x-rdma-postcopy-take-back"""
+    return wait_for(f'take-back: {want}', 40, lambda: (
+        m := common.migration(src))['x-rdma-postcopy'].get('take-back') == want and m)
+
+
 def is_taken_back(src, fence, want='running'):
     info = state(src, 'failed', 40)
     if 'taken back' not in info['error-desc']:
@@ -417,8 +423,7 @@ def thinks_better(t, accel):
         pause(src)
         both_paused(src, dst)
         take_back(src, uri)
-        wait_for('the wait', 10, lambda: 'taking the guest back' in
-                 common.migration(src)['error-desc'])
+        says(src, 'waiting')
         resume(src, uri)
         is_resumed(src, dst)
         if fence.was_run() or os.path.exists(fence.record):
@@ -437,8 +442,9 @@ def fence_fails(t, accel):
         dst.exit_code(30)
         for _ in range(2):
             take_back(src, uri)
-            info = wait_for('a fence that fails', 40, lambda: 'it ended with 3' in (
-                m := common.migration(src))['error-desc'] and m)
+            info = says(src, 'fence-failed')
+            if 'it ended with 3' not in info['error-desc']:
+                raise Failed(info['error-desc'])
             say(f'      {info["error-desc"]}')
             is_nowhere_yet(src)
             common.check_given_away(src)
@@ -504,9 +510,10 @@ def without(t, accel):
         refuses(src, 'waits here', 'x-rdma-postcopy-take-back', uri=uri)
         road.close()
         both_paused(src, dst)
+        says(src, 'none')
         take_back(src, uri)
-        wait_for('a refusal', 10, lambda: 'without fallback=go' in
-                 common.migration(src)['error-desc'])
+        if 'without fallback=go' not in says(src, 'failed')['error-desc']:
+            raise Failed(common.migration(src)['error-desc'])
         road.open()
         is_resumed(src, dst)
 

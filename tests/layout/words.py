@@ -18,9 +18,7 @@ COMPARES = re.compile(r'\bstr(?:str|casestr|n?cmp|n?casecmp)\s*\(')
 MESSAGE = re.compile(r'\bwhy(?:\.|->)text|\berr(?:\.|->)text|->error\b|"error-desc"|\breason\b|(?<!["-])\berror\b')
 # function: why it may
 MAY = {('control/move/move_parent.c', 'move_find_here'): 'it says nothing twice',
-       ('cli/cmd_doctor.c', 'check_proxy'): 'it shows a part',
-       ('control/move/move_fallback.c', 'move_take_back_failed'): 'x-rdma-postcopy has no code for it',
-       ('control/move/move_fallback.c', 'move_end_not_taken_back'): 'x-rdma-postcopy has no code for it'}
+       ('cli/cmd_doctor.c', 'check_proxy'): 'it shows a part'}
 COMMENT = re.compile(r'/\*.*?\*/', re.S)
 
 

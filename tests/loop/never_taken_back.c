@@ -93,7 +93,7 @@ static void given_up(void)
     must(ff_dest_is_released(out.dest));
     usleep(NO_LINK_MS * 1000); /* the lease of a guest that has one ends meanwhile: see kept() */
     must(!atomic_load(&stops));
-    must(ff_source_take_back(out.source, &err) == -EINVAL && strstr(err.text, "on its way back"));
+    must(ff_source_take_back(out.source, &err) == -EBUSY && strstr(err.text, "on its way back"));
     must(!is_there(record) && !is_there(fenced));
     keep(&again, &out, "");
     remove_files();
