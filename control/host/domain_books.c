@@ -41,8 +41,7 @@ struct domain_books {
     struct jsonl_reader in;
     bool held;     /* keeper: the guest may stand still, and is to go on */
     json_t *made;  /* keeper: [{"target", "overlay"}], planned or there */
-    char *name;    /* keeper: of the snapshot that makes these */
-    char *xml;     /* keeper: it itself */
+    char *xml;     /* keeper: of the snapshot that makes these */
     struct spawn virsh; /* keeper: connected, and waits for that */
 };
 
@@ -134,8 +133,7 @@ static char *overlay_for(const struct domain_books *b, const char *id, char *con
                      disk[2], source);
         return NULL;
     }
-    FF_AUTO_FREE char *folder =
-        b->overlays ? xstrdup(b->overlays) : xprintf("%.*s", (int)(slash - source), source);
+    FF_AUTO_FREE char *folder = b->overlays ? xstrdup(b->overlays) : xprintf("%.*s", (int)(slash - source), source);
     char *path = xprintf("%s/%.*s.fork-%s-%s.qcow2", folder, len, base, id, disk[2]);
     struct stat st;
     if (lstat(path, &st)) /* libvirt would take a file that is empty */
@@ -187,7 +185,8 @@ static int start_snapshot(struct domain_books *b, bool go_on, struct ff_error *w
     FF_AUTO_FREE char *resume = go_on ? xprintf("; resume --domain %s", domain) : xstrdup("");
     FF_AUTO_FREE char *commands =
         xprintf("snapshot-create --domain %s --xmlfile /dev/stdin --disk-only --no-metadata --atomic; "
-                "qemu-monitor-command --domain %s --cmd '" ASK_STATUS "'%s", domain, domain, resume);
+                "domblklist --domain %s --details; "
+                "qemu-monitor-command --domain %s --cmd '" ASK_STATUS "'%s", domain, domain, domain, resume);
     char *const words[] = {"virsh", "-c", LIBVIRT_HERE, commands, NULL};
     int rc = spawn_start(&b->virsh, words, NULL, why);
 
@@ -204,13 +203,12 @@ static int keep_plan(struct domain_books *b, const char *id, const json_t *asked
     size_t i;
     json_t *image;
 
-    if (b->name || !rundir_name_valid(id) || !json_is_array(images))
+    if (b->xml || !rundir_name_valid(id) || !json_is_array(images))
         return ff_error_set(why, EINVAL, "domain %s: a snapshot that has no id", b->domain);
     json_array_foreach(images, i, image)
         if (!json_is_string(image))
             return ff_error_set(why, EINVAL, "domain %s: a snapshot of no file", b->domain);
-    b->name = xprintf("farfork-%s", id);
-    b->xml = xprintf("<domainsnapshot><name>%s</name><disks>", b->name);
+    b->xml = xprintf("<domainsnapshot><name>farfork-%s</name><disks>", id);
     begin_command(b, &list, "domblklist");
     strv_add(&list, "--details");
     int rc = virsh_run(&list, &listed, why);
@@ -220,38 +218,54 @@ static int keep_plan(struct domain_books *b, const char *id, const json_t *asked
     if (!rc && json_array_size(images))
         rc = ff_error_set(why, ENOENT,
                           "domain %s: libvirt has no disk with image %s (virsh domblklist): it "
-                          "cannot give it an overlay",
-                          b->domain, json_string_value(json_array_get(images, 0)));
+                          "cannot give it an overlay", b->domain, json_string_value(json_array_get(images, 0)));
     add_xml(&b->xml, "</disks></domainsnapshot>", "", "");
     return rc ? rc : start_snapshot(b, go_on, why);
 }
 
-/* QEMU's answer to ASK_STATUS, perhaps with more behind it */
-static bool stood_still(const char *answer)
+/* QEMU's answer to ASK_STATUS */
+static bool says_stopped(const char *answer)
 {
-    FF_AUTO_JSON json_t *a = answer ? json_loads(answer, JSON_DISABLE_EOF_CHECK, NULL) : NULL;
+    FF_AUTO_JSON json_t *a = json_loads(answer, 0, NULL);
 
     return json_is_false(json_object_get(json_object_get(a, "return"), "running"));
 }
 
-/* The last command's success is virsh's; that of the first is its name in what virsh prints */
+/* What virsh prints, which is cut to pieces: has libvirt all that was to be made for its disks' images? */
+static bool has_overlays(const struct domain_books *b, char *said, bool *stood_still)
+{
+    char *save = NULL, *disk[4];
+    size_t i, n = 0;
+    json_t *m;
+
+    for (char *line = strtok_r(said, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
+        *stood_still |= *line == '{' && says_stopped(line);
+        if (*line == '{' || !take_disk(line, disk))
+            continue;
+        json_array_foreach(b->made, i, m)
+            n += !strcmp(text_of(m, "target"), disk[2]) && !strcmp(text_of(m, "overlay"), disk[3]);
+    }
+    return n == json_array_size(b->made);
+}
+
+/* The last command's success is virsh's; that of the first is what libvirt has then */
 static int keep_snapshot(struct domain_books *b, struct ff_error *why)
 {
     FF_AUTO_FREE char *said = NULL;
+    bool stood_still = false;
     struct ff_error ignored;
 
     if (!b->virsh.pid)
-        return ff_error_set(why, EINVAL, "domain %s: it was let go on, or no overlay was planned",
-                            b->domain);
+        return ff_error_set(why, EINVAL, "domain %s: it was let go on, or no overlay was planned", b->domain);
     jsonl_write(b->virsh.in, b->xml, strlen(b->xml), WRITE_LIMIT_MS); /* else it says why it ended */
     spawn_close_input(&b->virsh);
     int rc = virsh_end(&b->virsh, "resume", &said, &ignored);
     b->held &= rc != 0;
     rc = 0;
-    if (!said || !strstr(said, b->name)) {
+    if (!said || !has_overlays(b, said, &stood_still)) {
         json_array_clear(b->made);
         rc = virsh_failed(&b->virsh, "snapshot-create", 0, why);
-    } else if (!stood_still(strchr(said, '{')))
+    } else if (!stood_still)
         rc = ff_error_set(why, EBUSY,
                           "the domain was continued before libvirt had made its overlays, or QEMU does "
                           "not say: its memory and its disks are of two moments; fork it again");

@@ -15,6 +15,7 @@
  *              (2) x-farfork-export, as a template: the guest stands still
  *              (3) snapshot                  --->   its input: snapshot-create --disk-only
  *                                                   (no metadata: only an overlay is left)
+ *                                                   domblklist: whether libvirt has made it
  *              (4)                                  it goes on with query-status: the guest stood
  *                                                   still until then; and resume
  *              a domain without disks to write to: (2) is no template, and (3) and (4) are not

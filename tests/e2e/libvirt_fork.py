@@ -36,6 +36,7 @@ case "$FARFORK_TEST_HOLD $3" in
     "snapshot-create snapshot-create "*)
         xml=$(cat)
         wait_there
+        echo "whatever becomes of it, this was to be done: $xml"
         echo "$xml" | /usr/bin/virsh "$@"
         exit ;;
     "resume snapshot-create "*)
