@@ -105,6 +105,13 @@ static int post_slot(struct ff_pager *p, struct slot *s, struct ff_error *why)
     return ff_pager_post(p, FF_QUEUE_FAULT, r, &wr, why);
 }
 
+static bool must_retry(const struct ff_pager *p)
+{
+    const struct ff_fault_engine *f = p->fault;
+
+    return f->n_kept || (f->broken && p->wants->n_holes);
+}
+
 /* The page of @s has been read, or is zeros: install it. False: the slot keeps it until there is
  * memory, or the image is of no use */
 static bool install_slot(struct ff_pager *p, struct slot *s, bool wake)
@@ -126,6 +133,8 @@ static bool install_slot(struct ff_pager *p, struct slot *s, bool wake)
     if (rc || s->kept)
         return false;
     ff_children_arrived(p, s->want.region, s->want.page);
+    if (!must_retry(p))
+        ff_pager_enough(p, FF_BY_FAULT); /* what was short over the last link is here by this one */
     return true;
 }
 
@@ -235,13 +244,6 @@ static void fill_pending_holes(struct ff_pager *p)
         if (!rc)
             ff_children_arrived(p, w.region, w.page);
     }
-}
-
-static bool must_retry(const struct ff_pager *p)
-{
-    const struct ff_fault_engine *f = p->fault;
-
-    return f->n_kept || (f->broken && p->wants->n_holes);
 }
 
 /* Perhaps there is memory by now */

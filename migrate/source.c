@@ -221,8 +221,8 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
         s->resumes = s->table.features & w.features & FF_WIRE_RESUMES;
         if (s->resumes)
             s->addr.go_timeout_ms = FF_MIN(s->addr.go_timeout_ms, s->addr.timeout_ms);
-        ff_source_set_session(s, w.session);
         s->epoch = w.epoch;
+        ff_source_set_session(s, w.session);
         s->verbs = !strcmp(s->link->ops->name, "verbs");
         ff_log(FF_LOG_INFO, "source: link: %s", s->link->about);
         s->stage = CONNECTED;

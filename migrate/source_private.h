@@ -60,9 +60,9 @@ struct ff_source {
     bool told;             /* ... it knows that the guest is its own for good */
     int again_ms;       /* to wait before the next link if the last one brought nothing; 0: none has */
     uint64_t had_bytes; /* that were present there when the last one broke, as far as is known */
-    uint32_t epoch; /* of the link */
-    uint8_t session[FF_SESSION_LEN]; /* that the peer chose */
-    bool has_session;
+    _Atomic uint32_t epoch; /* of the link; read by any thread, as what follows */
+    uint8_t session[FF_SESSION_LEN]; /* that the peer chose: written once, before has_session */
+    _Atomic bool has_session;
     struct ff_group *group; /* its image goes there, too; NULL: it does not */
     unsigned member;        /* its number there */
 };

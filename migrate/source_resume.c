@@ -82,9 +82,11 @@ int ff_source_check_mark(const struct ff_source *s, const char *mark, struct ff_
 {
     char own[FF_MARK_TEXT];
 
-    ff_mark_text(s->session, s->epoch, own);
-    if (s->has_session && !strcmp(mark, own))
-        return 0;
+    if (s->has_session) {
+        ff_mark_text(s->session, s->epoch, own);
+        if (!strcmp(mark, own))
+            return 0;
+    }
     return ff_error_set(err, EINVAL, "source: not started: the file of until-go says \"%s\", and is not this move's: what "
                         "came back with an older state of its file system says nothing of the guest", mark);
 }

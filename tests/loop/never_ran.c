@@ -4,6 +4,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -229,12 +230,38 @@ static void tell_wrongly(struct move *m, bool source)
     must(ff_source_not_started(m->source, "", &err) == -EINVAL);
 }
 
+/* A monitor asks at any time: ThreadSanitizer looks on */
+static atomic_bool asks;
+static pthread_t asker;
+
+static void *ask(void *arg)
+{
+    const struct move *m = arg;
+    unsigned n = 0;
+
+    while (atomic_load(&asks))
+        n += ff_source_check_mark(m->source, "", NULL) == -EINVAL;
+    must(n);
+    return NULL;
+}
+
+static void ask_meanwhile(struct move *m, enum stage stage)
+{
+    if (stage != S_GO || atomic_exchange(&asks, true))
+        return;
+    must(!pthread_create(&asker, NULL, ask, m));
+}
+
 static void runs_there(void)
 {
     static struct move m;
 
-    m = (struct move){.broken = tell_wrongly};
-    move_must_survive(&m, "dest.fault=delay:2000,source.done=fail@1", 1);
+    m = (struct move){.tcp = true, .resumes = true, .broken = tell_wrongly, .hook = ask_meanwhile};
+    loop_arm("dest.fault=delay:2000,source.done=fail@1");
+    move_run(&m);
+    must(atomic_exchange(&asks, false) && !pthread_join(asker, NULL));
+    must(atomic_load(&m.breaks_src));
+    move_must_succeed(&m);
 }
 
 /* --- what is here: the destination has the regions in the other order --- */

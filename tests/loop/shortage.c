@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "dest_private.h"
 #include "failpoint.h"
 #include "loop.h"
 
@@ -83,6 +84,24 @@ static void a_hole(void)
                       .touchers = 2, .touch_late = true, .hook = listen_for_it};
     move_run(&m);
     must(ff_failpoint_hits("dest.install") > 400);
+    move_must_succeed(&m);
+}
+
+/* A hole that was pending when the link broke is filled over the next one: it is not short any more */
+static void short_since_the_last(struct move *m, enum stage stage)
+{
+    if (stage == D_DONE)
+        atomic_store(&m->dest->pager.short_ns[FF_BY_FAULT], ff_now_ns());
+}
+
+static void a_later_link(void)
+{
+    static struct move m;
+
+    m = (struct move){.tcp = true, .n_regions = 1, .cells = {4000}, .memory = MEM_MEMFD,
+                      .touchers = 2, .touch_late = true, .hook = short_since_the_last};
+    move_run(&m);
+    must(!atomic_load(&m.dest->pager.short_ns[FF_BY_FAULT]));
     move_must_succeed(&m);
 }
 
@@ -207,6 +226,7 @@ int main(int argc, char **argv)
         {"tcp: goes on, push", tcp_push, 60},
         {"loop: goes on", loop_pull, 60},
         {"holes", a_hole, 60},
+        {"holes, over a later link", a_later_link, 60},
         {"no room in the file system", no_room, 60},
         {"the link breaks meanwhile", breaks_meanwhile, 30},
         {"before GO", before_go, 30},
