@@ -45,12 +45,14 @@ struct ff_port {
     unsigned number;
     char no_verbs[160]; /* why verbs is not listened for, if it should be */
     uint64_t again_ns;  /* when to listen for verbs again; 0: it is, or is not to be */
+    unsigned n_verbs;   /* addresses that verbs was listened for at, on all cards */
     struct ff_link_params again; /* how; strings are the port's own */
+    struct ff_peers peers; /* where the host is, looked up once: to listen again under somebody's lock takes no time */
     char *host, *device, port[16];
 };
 
 /* What verbs_listen() takes once more */
-static int keep_params(struct ff_port *port, const struct ff_link_params *p)
+static int keep_params(struct ff_port *port, const struct ff_link_params *p, struct ff_error *err)
 {
     port->host = strdup(p->host ? p->host : "");
     port->device = strdup(p->device ? p->device : "");
@@ -58,9 +60,11 @@ static int keep_params(struct ff_port *port, const struct ff_link_params *p)
     port->again.host = port->host;
     port->again.device = port->device;
     port->again.port = port->port;
-    port->again.peers = NULL;
+    port->again.peers = &port->peers;
     port->again.key = ff_key_ref(p->key);
-    return port->host && port->device ? 0 : -ENOMEM;
+    if (!port->host || !port->device)
+        return ff_error_set(err, ENOMEM, "link: listen: out of memory");
+    return *port->host ? ff_peers_find(p, &port->peers, err) : 0;
 }
 
 /* rdma_cm takes a loopback address for every address: who listens there wants no stranger */
@@ -91,23 +95,26 @@ int ff_port_listen(const struct ff_link_params *p, enum ff_link_kind kind, struc
         return ff_error_set(err, ENOMEM, "link: listen: out of memory");
     port->kind = kind;
     port->cancel_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (keep_params(port, p)) {
+    if ((rc = keep_params(port, p, err))) {
         ff_port_free(port);
-        return ff_error_set(err, ENOMEM, "link: listen: out of memory");
+        return rc;
     }
+    struct ff_link_params found = *p;
+    found.peers = &port->peers;
     port->number = (unsigned)atoi(p->port);
     if (kind != FF_LINK_VERBS) {
-        rc = ff_tcp_listen(p, &port->tcp, err);
+        rc = ff_tcp_listen(&found, &port->tcp, err);
         if (!rc)
             port->number = ff_tcp_port(port->tcp);
     }
     snprintf(port->port, sizeof(port->port), "%u", port->number);
     if (!rc && kind != FF_LINK_TCP) {
         struct ff_error why;
-        rc = kind == FF_LINK_AUTO && loopback_only(p)
+        rc = kind == FF_LINK_AUTO && loopback_only(&found)
                  ? ff_error_set(&why, EADDRNOTAVAIL, "listening on the loopback alone")
                  : verbs_listen(&port->again, &port->verbs, &why);
         if (!rc) {
+            port->n_verbs = verbs_listener_count(port->verbs);
             port->number = verbs_listener_port(port->verbs);
             snprintf(port->port, sizeof(port->port), "%u", port->number);
         } else if (kind == FF_LINK_AUTO) {
@@ -150,15 +157,21 @@ static int end_verbs(struct ff_port *port, int rc, const struct ff_error *why, s
     return 0;
 }
 
+/* Of several cards one may be there earlier */
 static void verbs_again(struct ff_port *port)
 {
     struct ff_error why;
 
     if (!port->again_ns || ff_now_ns() < port->again_ns)
         return;
-    int rc = verbs_listen(&port->again, &port->verbs, &why);
-    port->again_ns = rc ? ff_now_ns() + AGAIN_MS * 1000000ull : 0;
-    if (rc)
+    unsigned before = port->verbs ? verbs_listener_count(port->verbs) : 0;
+    if (port->verbs)
+        verbs_listen_more(port->verbs, &port->again);
+    else
+        verbs_listen(&port->again, &port->verbs, &why);
+    unsigned now = port->verbs ? verbs_listener_count(port->verbs) : 0;
+    port->again_ns = now < port->n_verbs ? ff_now_ns() + AGAIN_MS * 1000000ull : 0;
+    if (now == before)
         return;
     *port->no_verbs = '\0';
     ff_log(FF_LOG_INFO, "verbs: there is a device again: listening at port %u", port->number);

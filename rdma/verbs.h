@@ -233,6 +233,9 @@ int verbs_post_recv_imm(struct verbs_queue *q, unsigned conn, unsigned n);
 
 struct verbs_listener;
 int verbs_listen(const struct ff_link_params *p, struct verbs_listener **out, struct ff_error *err);
+/* At those addresses, too, at which it does not listen yet: their card is there by now, perhaps */
+void verbs_listen_more(struct verbs_listener *ls, const struct ff_link_params *p);
+unsigned verbs_listener_count(const struct verbs_listener *ls); /* of addresses */
 void verbs_listener_free(struct verbs_listener *ls);
 int verbs_listener_fd(const struct verbs_listener *ls);
 unsigned verbs_listener_port(const struct verbs_listener *ls);

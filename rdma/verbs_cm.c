@@ -52,6 +52,7 @@ struct verbs_listener {
     struct verbs_gate *gate; /* with a key */
     struct rdma_event_channel *events;
     struct rdma_cm_id *id[LISTEN_MAX]; /* one an address of the name, IPv4 and IPv6 */
+    struct sockaddr_storage at[LISTEN_MAX]; /* its address */
     unsigned n;
     int timeout_ms;
     unsigned long rejected;
@@ -301,8 +302,41 @@ static int listen_on(struct verbs_listener *ls, struct addrinfo *a, unsigned por
         rdma_destroy_id(id);
         return rc;
     }
+    memcpy(&ls->at[ls->n], a->ai_addr, a->ai_addrlen);
     ls->id[ls->n++] = id;
     return 0;
+}
+
+static bool has_listener_at(const struct verbs_listener *ls, const struct addrinfo *a)
+{
+    const struct sockaddr_in *in = (const void *)a->ai_addr;
+    const struct sockaddr_in6 *in6 = (const void *)a->ai_addr;
+
+    for (unsigned i = 0; i < ls->n; i++) {
+        const struct sockaddr_in *own = (const void *)&ls->at[i];
+        const struct sockaddr_in6 *own6 = (const void *)&ls->at[i];
+        if (ls->at[i].ss_family == a->ai_family &&
+            (a->ai_family == AF_INET ? own->sin_addr.s_addr == in->sin_addr.s_addr
+                                     : !memcmp(&own6->sin6_addr, &in6->sin6_addr, sizeof(in6->sin6_addr)) &&
+                                           own6->sin6_scope_id == in6->sin6_scope_id))
+            return true;
+    }
+    return false;
+}
+
+/* At those of @list at which it does not listen: the first error, or 0 */
+static int listen_at_all(struct verbs_listener *ls, const struct addrinfo *list)
+{
+    int first = 0;
+
+    for (const struct addrinfo *a = list; a && ls->n < LISTEN_MAX; a = a->ai_next) {
+        if (has_listener_at(ls, a))
+            continue;
+        struct addrinfo one = *a;
+        int rc = listen_on(ls, &one, ls->n ? verbs_listener_port(ls) : 0);
+        first = first ? first : rc;
+    }
+    return first;
 }
 
 int verbs_listen(const struct ff_link_params *p, struct verbs_listener **out, struct ff_error *err)
@@ -329,11 +363,7 @@ int verbs_listen(const struct ff_link_params *p, struct verbs_listener **out, st
     snprintf(ls->device, sizeof(ls->device), "%s", p->device ? p->device : "");
     if (!rc && *ls->device)
         rc = verbs_find_device(ls->device, err);
-    int first = 0;
-    for (struct addrinfo *a = list; a && !rc && ls->n < LISTEN_MAX; a = a->ai_next) {
-        int one = listen_on(ls, a, ls->n ? verbs_listener_port(ls) : 0);
-        first = first ? first : one;
-    }
+    int first = rc ? 0 : listen_at_all(ls, list);
     if (!rc && !ls->n)
         rc = ff_error_set(err, -first, "verbs: listen on %s:%s: %s",
                           p->host && *p->host ? p->host : "*", p->port,
@@ -346,6 +376,22 @@ int verbs_listen(const struct ff_link_params *p, struct verbs_listener **out, st
     verbs_set_nonblocking(ls->events->fd);
     *out = ls;
     return 0;
+}
+
+void verbs_listen_more(struct verbs_listener *ls, const struct ff_link_params *p)
+{
+    struct addrinfo *list;
+    struct ff_error ignored; /* it is tried again */
+
+    if (tcp_resolve(p, true, &list, &ignored))
+        return;
+    listen_at_all(ls, list);
+    freeaddrinfo(list);
+}
+
+unsigned verbs_listener_count(const struct verbs_listener *ls)
+{
+    return ls->n;
 }
 
 void verbs_listener_free(struct verbs_listener *ls)

@@ -14,8 +14,10 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/eventfd.h>
 
+#include "failpoint.h"
 #include "kept_log.h"
 #include "link.h"
 #include "verbs.h"
@@ -26,6 +28,7 @@ static struct rdma_event_channel *channel; /* of the newest listener */
 static struct rdma_cm_id *listener;
 static struct rdma_cm_event removal;
 static bool is_there, is_removed, no_access; /* the device; what the channel has next */
+static bool lacks_second; /* card, which 192.0.2.2 is on */
 static unsigned listens, ids, channels;
 static in_port_t bound;
 
@@ -74,7 +77,7 @@ int rdma_set_option(struct rdma_cm_id *id, int level, int name, void *value, siz
 int rdma_bind_addr(struct rdma_cm_id *id, struct sockaddr *addr)
 {
     errno = ENODEV;
-    if (!is_there)
+    if (!is_there || (lacks_second && ((struct sockaddr_in *)addr)->sin_addr.s_addr == inet_addr("192.0.2.2")))
         return -1;
     id->verbs = &context;
     bound = ((struct sockaddr_in *)addr)->sin_port;
@@ -117,9 +120,9 @@ const char *ibv_get_device_name(struct ibv_device *d)
     return d->name;
 }
 
-static struct ff_port *must_listen(enum ff_link_kind kind)
+static struct ff_port *must_listen_at(enum ff_link_kind kind, const struct ff_peers *peers)
 {
-    struct ff_link_params p = {.host = "192.0.2.1", .port = "0", .timeout_ms = 1000, .insecure = true};
+    struct ff_link_params p = {.host = "192.0.2.1", .port = "0", .timeout_ms = 1000, .insecure = true, .peers = peers};
     struct ff_port *port;
     struct ff_error err;
 
@@ -132,6 +135,11 @@ static struct ff_port *must_listen(enum ff_link_kind kind)
     assert_ok(ff_port_listen(&p, kind, &port, &err), err);
     assert_true(listens > 0);
     return port;
+}
+
+static struct ff_port *must_listen(enum ff_link_kind kind)
+{
+    return must_listen_at(kind, NULL);
 }
 
 static void wait_for_nobody(struct ff_port *port, int timeout_ms, int want)
@@ -175,6 +183,45 @@ static void test_removed(void **state)
     removed_and_back(FF_LINK_AUTO);
 }
 
+/* Its cards are there one after the other: it listens on each. A name is looked up once */
+static void test_two_cards(void **state)
+{
+    struct ff_peers peers = {.n = 2};
+    struct ff_error err;
+    (void)state;
+
+    for (unsigned i = 0; i < 2; i++) {
+        struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr.s_addr = inet_addr(i ? "192.0.2.2" : "192.0.2.1")};
+        peers.at[i].len = sizeof(in);
+        memcpy(&peers.at[i].addr, &in, sizeof(in));
+    }
+    struct ff_port *port = must_listen_at(FF_LINK_VERBS, &peers);
+    assert_int_equal(listens, 2);
+    lacks_second = is_removed = true;
+    wait_for_nobody(port, 700, ETIMEDOUT);
+    assert_int_equal(listens, 3);
+    wait_for_nobody(port, 700, ETIMEDOUT);
+    assert_int_equal(listens, 3);
+    lacks_second = false;
+    wait_for_nobody(port, 700, ETIMEDOUT);
+    assert_int_equal(listens, 4);
+    assert_int_equal(ntohs(bound), ff_port_number(port));
+    wait_for_nobody(port, 700, ETIMEDOUT);
+    assert_int_equal(listens, 4);
+    ff_port_free(port);
+    assert_int_equal(ids + channels, 0);
+
+    assert_ok(ff_failpoints_arm("link.look_up=delay:0", &err), err);
+    port = must_listen(FF_LINK_VERBS);
+    unsigned long looked = ff_failpoint_hits("link.look_up");
+    assert_int_equal(looked, 1);
+    is_removed = true;
+    wait_for_nobody(port, 700, ETIMEDOUT);
+    assert_int_equal(listens, 2);
+    assert_int_equal(ff_failpoint_hits("link.look_up"), looked);
+    ff_port_free(port);
+}
+
 /* A process that may no longer read events listens no more: that does not change by waiting */
 static void test_no_access(void **state)
 {
@@ -199,6 +246,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_removed),
+        cmocka_unit_test(test_two_cards),
         cmocka_unit_test(test_no_access),
     };
     return cmocka_run_group_tests_name("verbs_listen", tests, NULL, NULL);
