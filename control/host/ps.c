@@ -231,8 +231,9 @@ static bool is_of_fork(const struct search *f, const char *dir, const json_t *s,
 
     if (unfinished_is(s) || has_profile(get_int(k, pid)))
         return true;
-    bool is = !process_argv(get_int(k, pid), &words, &ignored) &&
-              names_fork(words.v, f->base, strrchr(id, '/') + 1, node + 1);
+    int rc = process_argv(get_int(k, pid), &words, &ignored);
+    bool ends = rc == -ESRCH || rc == -ENOENT; /* it was killed, and has no memory any more */
+    bool is = ends || (!rc && names_fork(words.v, f->base, strrchr(id, '/') + 1, node + 1));
     strv_free(&words);
     if (!is)
         fprintf(stderr, "%s: process %d is left alone: %s/" STATE_FILE " names it, and its command line does not name "

@@ -8,8 +8,10 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include "ps.h"
@@ -520,6 +522,21 @@ static void test_kill_beside(void **state)
     rundir_remove(dir);
 }
 
+static void *stay(void *arg)
+{
+    pause();
+    return arg;
+}
+
+/* As a process is that is being killed: it has no memory any more, and is there */
+static void leave_a_thread(void)
+{
+    pthread_t thread;
+
+    pthread_create(&thread, NULL, stay, NULL);
+    syscall(SYS_exit, 0);
+}
+
 /* A state file that a confined child has written may name any process: one that has nothing of that fork on its
  * command line is not ended. A link to another folder is no run directory */
 static void test_kill_others(void **state)
@@ -528,15 +545,19 @@ static void test_kill_others(void **state)
         {"sleep 100", "exec sleep 100", false}, {"child", "exec sh -c 'sleep 100; :' unix:%s/1.qmp,server=on", true},
         {"folder alike", "exec sh -c 'sleep 100; :' unix:/other%s/1.qmp", false},
         {"agent", "exec sh -c 'sleep 100; :' --id f --node n", true},
-        {"another agent", "exec sh -c 'sleep 100; :' --id f --node m", false}};
+        {"another agent", "exec sh -c 'sleep 100; :' --id f --node m", false},
+        {"it was killed, and has not ended yet: no command line", NULL, true}};
     FF_AUTO_FREE char *elsewhere = in_base("elsewhere"), *folder = in_base("elsewhere/f");
     (void)state;
 
     for (size_t i = 0; i < FF_ARRAY_LEN(cases); i++) {
-        FF_AUTO_FREE char *dir = fork_dir("f", false, false, false), *line = xprintf(cases[i].line, dir);
+        FF_AUTO_FREE char *dir = fork_dir("f", false, false, false);
+        FF_AUTO_FREE char *line = cases[i].line ? xprintf(cases[i].line, dir) : NULL;
         pid_t pid = fork();
         if (!pid) {
             alarm(60);
+            if (!line)
+                leave_a_thread();
             execl("/bin/sh", "sh", "-c", line, NULL);
             _exit(127);
         }
@@ -547,7 +568,7 @@ static void test_kill_others(void **state)
         for (int n = 0; n < 500; n++) { /* it runs what it is to run */
             char text[256] = "";
             FILE *f = fopen(exe, "re");
-            if (f && fread(text, 1, sizeof(text) - 1, f) && strncmp(text, "sh\0-c\0exec", 10))
+            if (f && (fread(text, 1, sizeof(text) - 1, f) ? line && memcmp(text, "sh\0-c\0exec", 10) : !line))
                 n = 500;
             if (f)
                 fclose(f);
