@@ -39,7 +39,7 @@
 
 /* --- descriptors of another process --- */
 
-static int take_fd_of(pid_t pid, int number)
+int outside_take_fd(pid_t pid, int number)
 {
     FF_AUTO_CLOSE int process = (int)syscall(SYS_pidfd_open, pid, 0);
 
@@ -112,7 +112,7 @@ static int open_memory_file(struct file_search *s, const char *path)
 /* A descriptor that the process has itself will do where the file may not be opened again */
 static int take_memory_file(struct file_search *s, pid_t pid, int number)
 {
-    const int fd = take_fd_of(pid, number);
+    const int fd = outside_take_fd(pid, number);
 
     if (fd < 0)
         return 0;
@@ -286,7 +286,7 @@ int outside_userfaultfd(pid_t pid, const struct outside_block *b, unsigned n, st
                             "process %d: take its userfaultfd: it has %d, of vhost-user devices "
                             "perhaps: move the guest without them, or by QEMU's own post-copy",
                             (int)pid, s.found);
-    rc = take_fd_of(pid, s.number);
+    rc = outside_take_fd(pid, s.number);
     if (rc >= 0)
         return rc;
     if (rc == -EBADF)

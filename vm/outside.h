@@ -132,6 +132,9 @@ int outside_prepared(pid_t pid, const struct outside_block *b, unsigned n, struc
 int outside_userfaultfd(pid_t pid, const struct outside_block *b, unsigned n,
                         struct ff_error *err);
 
+/* Descriptor @number of a process: a duplicate, the caller's; -EBADF: it has none; else -errno */
+int outside_take_fd(pid_t pid, int number);
+
 /* These blocks have all of their pages: what is still missing in them reads as zeros from now on,
  * whoever waited for it. Return: 0; else as outside_userfaultfd() */
 int outside_unwatch(pid_t pid, const struct outside_block *b, unsigned n, struct ff_error *err);

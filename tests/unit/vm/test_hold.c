@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * test_hold.c - processes that are held, with threads that come and go
+ */
+#include "unit.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+
+#include "hold.h"
+
+#define THREADS 6
+
+static struct ff_error err;
+
+struct shared {
+    _Atomic uint64_t count[THREADS + 1];
+    _Atomic bool over;
+};
+
+static struct shared *shared;
+
+static void *count(void *opaque)
+{
+    _Atomic uint64_t *mine = opaque;
+
+    while (!atomic_load(&shared->over)) {
+        atomic_fetch_add(mine, 1);
+        if (mine == shared->count)
+            usleep(100);
+    }
+    return NULL;
+}
+
+static void *once(void *opaque)
+{
+    atomic_fetch_add(&shared->count[THREADS], 1);
+    return opaque;
+}
+
+static void many(void)
+{
+    pthread_t t[THREADS], more;
+
+    for (int i = 0; i < THREADS; i++)
+        pthread_create(&t[i], NULL, count, &shared->count[i]);
+    while (!atomic_load(&shared->over)) { /* new ones all the time */
+        pthread_create(&more, NULL, once, NULL);
+        pthread_join(more, NULL);
+    }
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(t[i], NULL);
+}
+
+static pid_t start(void (*fn)(void))
+{
+    shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_ptr_not_equal(shared, MAP_FAILED);
+    pid_t pid = fork();
+    if (!pid) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        fn();
+        _exit(0);
+    }
+    return pid;
+}
+
+static void wait_counts(void)
+{
+    struct shared was = {0};
+
+    for (int i = 0; i <= THREADS; i++)
+        was.count[i] = atomic_load(&shared->count[i]);
+    for (int i = 0; i <= THREADS; i++)
+        for (int k = 0; atomic_load(&shared->count[i]) <= was.count[i]; k++) {
+            assert_true(k < 5000);
+            usleep(1000);
+        }
+}
+
+static void check_still(void)
+{
+    uint64_t was[THREADS + 1];
+
+    for (int i = 0; i <= THREADS; i++)
+        was[i] = atomic_load(&shared->count[i]);
+    usleep(20000);
+    for (int i = 0; i <= THREADS; i++)
+        assert_int_equal(atomic_load(&shared->count[i]), was[i]);
+}
+
+static void check_end(pid_t pid, bool killed)
+{
+    int status;
+
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    if (killed)
+        assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    else
+        assert_int_equal(status, 0);
+    munmap(shared, sizeof(*shared));
+}
+
+static void test_stands_still_and_goes_on(void **state)
+{
+    (void)state;
+    pid_t pid = start(many);
+
+    for (int i = 0; i < 10; i++) {
+        struct hold *h;
+
+        wait_counts();
+        assert_int_equal(hold_begin(pid, &h, &err), 0);
+        check_still();
+        hold_end(h);
+    }
+    wait_counts();
+    atomic_store(&shared->over, true);
+    check_end(pid, false);
+}
+
+static void test_is_killed(void **state)
+{
+    struct hold *h;
+    (void)state;
+    pid_t pid = start(many);
+
+    wait_counts();
+    assert_int_equal(hold_begin(pid, &h, &err), 0);
+    hold_kill(h);
+    check_end(pid, true);
+    assert_int_equal(hold_begin(pid, &h, &err), -ESRCH);
+}
+
+static void test_does_not_outlive_its_holder(void **state)
+{
+    int status;
+    (void)state;
+    pid_t pid = start(many);
+
+    wait_counts();
+    pid_t holder = fork();
+    if (!holder) {
+        struct hold *h;
+
+        _exit(hold_begin(pid, &h, &err) ? 1 : 0); /* it ends without a word */
+    }
+    assert_int_equal(waitpid(holder, &status, 0), holder);
+    assert_int_equal(status, 0);
+    check_end(pid, true);
+}
+
+static void test_ends_while_held(void **state)
+{
+    struct hold *h;
+    (void)state;
+    pid_t pid = start(many);
+
+    wait_counts();
+    assert_int_equal(hold_begin(pid, &h, &err), 0);
+    kill(pid, SIGKILL);
+    check_end(pid, true);
+    hold_end(h);
+}
+
+static void vforks(void)
+{
+    atomic_store(&shared->count[0], 1);
+    if (!vfork()) {
+        while (!atomic_load(&shared->over))
+            usleep(1000);
+        _exit(0);
+    }
+}
+
+/* Nobody dies of an attempt that failed */
+static void test_does_not_stop(void **state)
+{
+    struct hold *h;
+    (void)state;
+    pid_t pid = start(vforks);
+
+    while (!atomic_load(&shared->count[0]))
+        usleep(1000);
+    usleep(20000);
+    assert_int_equal(hold_begin(pid, &h, &err), -ETIMEDOUT);
+    atomic_store(&shared->over, true);
+    check_end(pid, false);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_stands_still_and_goes_on), cmocka_unit_test(test_is_killed),
+        cmocka_unit_test(test_does_not_outlive_its_holder), cmocka_unit_test(test_ends_while_held),
+        cmocka_unit_test(test_does_not_stop),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

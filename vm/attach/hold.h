@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * hold.h - a process that stands still, and does not outlive who holds it
+ */
+#ifndef FF_VM_ATTACH_HOLD_H
+#define FF_VM_ATTACH_HOLD_H
+
+#include <sys/types.h>
+
+#include "error.h"
+
+struct hold;
+
+/**
+ * hold_begin() - stop every thread of a process
+ * @out: to be given to hold_end() or hold_kill()
+ *
+ * Its memory can be read meanwhile. When this process ends in whatever way, the kernel kills that one: after GO a
+ * source's QEMU never runs its guest again.
+ *
+ * Cost:   half a millisecond a thread
+ * Return: 0; -ETIMEDOUT: a thread does not stop; else as inject_run(). After a failure it goes on
+ */
+int hold_begin(pid_t pid, struct hold **out, struct ff_error *err);
+
+void hold_end(struct hold *h);  /* it goes on */
+void hold_kill(struct hold *h); /* it is ended by SIGKILL */
+
+#endif

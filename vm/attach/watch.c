@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * watch.c - a userfaultfd over the memory of another process
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Picture      userfaultfd(2), called there; a duplicate here; through that the API, and each block
+ *              registered for missing pages; madvise(2) there: the pages go
+ * Invariants   1. Memory is watched before it is emptied: nobody puts a page there in between.
+ *              2. That process has a descriptor of its own until watch_end(): the watch outlives this process.
+ * Limits       That process needs the right to make one that reports faults inside the kernel: CAP_SYS_PTRACE, or
+ *              vm.unprivileged_userfaultfd.
+ * Sources      userfaultfd(2), ioctl_userfaultfd(2), madvise(2)
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "inject.h"
+#include "watch.h"
+
+#ifndef MADV_DONTNEED_LOCKED
+#define MADV_DONTNEED_LOCKED 24
+#endif
+
+struct empty {
+    struct watch *w;
+    const bool *is_shared; /* of each block */
+};
+
+static int check_block(pid_t pid, const struct outside_block *b, bool *is_shared, struct ff_error *err)
+{
+    struct outside_memory m = {.fd = -1};
+    int rc = outside_open(pid, b, false, &m, err);
+
+    ff_close_fd(&m.fd);
+    if (rc)
+        return rc;
+    *is_shared = m.is_shared;
+    if (!m.is_shared && m.has_file)
+        return ff_error_set(err, ENOTSUP, "QEMU: block %s: a private view of a file (want share=on for its memory "
+                            "backend)", b->name);
+    /* that a page of it is there cannot be told from an empty pool */
+    if (!m.is_shared && b->psize > (uint32_t)sysconf(_SC_PAGESIZE))
+        return ff_error_set(err, ENOTSUP, "QEMU: block %s: private huge pages (want share=on for its memory backend)",
+                            b->name);
+    return 0;
+}
+
+static int make_there(struct inject *in, void *opaque, struct ff_error *err)
+{
+    const uint64_t args[INJECT_ARGS] = {O_CLOEXEC | O_NONBLOCK};
+    struct empty *e = opaque;
+    int64_t fd;
+    int rc = inject_call(in, SYS_userfaultfd, args, &fd, err);
+
+    if (rc)
+        return rc;
+    if (fd == -EPERM)
+        return ff_error_set(err, EPERM, "process %d may make no userfaultfd: set vm.unprivileged_userfaultfd=1 (sysctl), "
+                            "or run that QEMU as root", (int)e->w->pid);
+    if (fd < 0)
+        return ff_error_set(err, (int)-fd, "process %d: make a userfaultfd: %s", (int)e->w->pid, strerror((int)-fd));
+    e->w->there = (int)fd;
+    return 0;
+}
+
+static int register_blocks(struct watch *w, struct ff_error *err)
+{
+    struct uffdio_api api = {.api = UFFD_API};
+
+    w->fd = outside_take_fd(w->pid, w->there);
+    if (w->fd < 0)
+        return ff_error_set(err, -w->fd, "process %d: take its userfaultfd: %s", (int)w->pid, strerror(-w->fd));
+    if (ioctl(w->fd, UFFDIO_API, &api))
+        return ff_error_set(err, errno, "process %d: userfaultfd: %s", (int)w->pid, strerror(errno));
+    for (unsigned i = 0; i < w->n; i++) {
+        struct uffdio_register r = {.range = {w->blocks[i].hva, w->blocks[i].len_bytes},
+                                    .mode = UFFDIO_REGISTER_MODE_MISSING};
+        if (ioctl(w->fd, UFFDIO_REGISTER, &r))
+            return ff_error_set(err, errno, "process %d: watch block %s: %s%s", (int)w->pid, w->blocks[i].name,
+                                strerror(errno), errno == EBUSY ? ": another userfaultfd watches it" : "");
+    }
+    return 0;
+}
+
+static int empty_there(struct inject *in, void *opaque, struct ff_error *err)
+{
+    const struct empty *e = opaque;
+
+    for (unsigned i = 0; i < e->w->n; i++) {
+        const struct outside_block *b = &e->w->blocks[i];
+        uint64_t args[INJECT_ARGS] = {b->hva, b->len_bytes, e->is_shared[i] ? MADV_REMOVE : MADV_DONTNEED};
+        int64_t got;
+        int rc = inject_call(in, SYS_madvise, args, &got, err);
+
+        if (!rc && got == -EINVAL && !e->is_shared[i]) { /* mlock(2)ed */
+            args[2] = MADV_DONTNEED_LOCKED;
+            rc = inject_call(in, SYS_madvise, args, &got, err);
+        }
+        if (rc)
+            return rc;
+        if (got < 0)
+            return ff_error_set(err, (int)-got, "process %d: empty block %s: %s", (int)e->w->pid, b->name,
+                                strerror((int)-got));
+    }
+    return 0;
+}
+
+int watch_begin(struct watch *w, pid_t pid, const struct outside_block *b, unsigned n, struct ff_error *err)
+{
+    FF_AUTO_FREE bool *is_shared = calloc(n + 1, sizeof(*is_shared));
+    struct empty e = {w, is_shared};
+    int rc = 0;
+
+    *w = (struct watch){.pid = pid, .fd = -1, .there = -1, .blocks = b, .n = n};
+    if (!is_shared)
+        return ff_error_set(err, ENOMEM, "watch: out of memory");
+    for (unsigned i = 0; i < n && !rc; i++)
+        rc = check_block(pid, &b[i], &is_shared[i], err);
+    if (!rc)
+        rc = inject_run(pid, make_there, &e, err);
+    if (!rc)
+        rc = register_blocks(w, err);
+    return rc ? rc : inject_run(pid, empty_there, &e, err);
+}
+
+int watch_stop(const struct watch *w, struct ff_error *err)
+{
+    for (unsigned i = 0; i < w->n; i++) {
+        struct uffdio_range r = {w->blocks[i].hva, w->blocks[i].len_bytes};
+
+        if (ioctl(w->fd, UFFDIO_UNREGISTER, &r))
+            return ff_error_set(err, errno, "process %d: watch block %s no longer: %s", (int)w->pid,
+                                w->blocks[i].name, strerror(errno));
+    }
+    return 0;
+}
+
+static int close_there(struct inject *in, void *opaque, struct ff_error *err)
+{
+    const struct watch *w = opaque;
+    const uint64_t args[INJECT_ARGS] = {(uint64_t)w->there};
+    int64_t got;
+
+    return inject_call(in, SYS_close, args, &got, err);
+}
+
+int watch_end(struct watch *w, struct ff_error *err)
+{
+    int rc = w->there >= 0 ? inject_run(w->pid, close_there, w, err) : 0;
+
+    ff_close_fd(&w->fd);
+    w->there = -1;
+    return rc;
+}

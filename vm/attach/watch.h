@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * watch.h - a userfaultfd over the memory of another process
+ */
+#ifndef FF_VM_ATTACH_WATCH_H
+#define FF_VM_ATTACH_WATCH_H
+
+#include "outside.h"
+
+struct watch {
+    pid_t pid;
+    int fd;    /* the userfaultfd, a duplicate: the caller's */
+    int there; /* its number in that process, which keeps it until watch_end() */
+    const struct outside_block *blocks; /* borrowed */
+    unsigned n;
+};
+
+/**
+ * watch_begin() - watch these blocks of a process, and empty them: every page is missing then
+ * @b: with addresses; borrowed until watch_end()
+ * @w: set, also on failure: watch_end() may follow
+ *
+ * What was in the memory is lost. When this process ends, that one keeps the userfaultfd: a thread that
+ * touches a missing page waits, and sees no zeros.
+ *
+ * Cost:   a millisecond, and what freeing the pages takes
+ * Return: 0; -ENOTSUP: a block is a private view of a file, or of huge pages; -EPERM: that process may not make a
+ *         userfaultfd, or as inject_run(); else as inject_run(), outside_open()
+ */
+int watch_begin(struct watch *w, pid_t pid, const struct outside_block *b, unsigned n,
+                struct ff_error *err);
+
+/* Every page that is missing still reads as zeros from now on, whoever waited for it. Return: 0; -errno */
+int watch_stop(const struct watch *w, struct ff_error *err);
+
+/* Close it here, and, after watch_stop(), there. Return: as inject_run() */
+int watch_end(struct watch *w, struct ff_error *err);
+
+#endif
