@@ -302,6 +302,9 @@ def addresses(t, src):
         never_stopped(src)
 
 
+NEXT = fakepeer.VERSION + 1     # one that nobody speaks yet
+
+
 def fake_destinations(t, src):
     replies = {
         'closes at once': (b'', 'closed'),
@@ -309,7 +312,7 @@ def fake_destinations(t, src):
         'answers a huge length': (b'FFcm\xff\xff\xff\xff', 'length'),
         'answers an unknown message': (fakepeer.frame(b'\x63\0\0\0'), 'type 99'),
         'answers out of turn': (fakepeer.frame(b'\x09\0\0\0'), 'GO'),
-        'speaks another version': (fakepeer.welcome(10), 'version 10'),
+        'speaks another version': (fakepeer.welcome(NEXT), f'version {NEXT}'),
         'refuses': (fakepeer.refuse(b'not on a Friday'), 'not on a Friday'),
     }
     for name, (reply, text) in replies.items():
@@ -363,11 +366,11 @@ def one_after_the_other(t, accel):
 def other_version(t, accel):
     with Micro(t, 'version', accel, mem_mib=MIB, incoming=True) as dst:
         port = int(common.listen(dst).rsplit(':', 1)[1])
-        with fakepeer.connect(port, fakepeer.hello(version=9, oldest=9)) as sock:
+        with fakepeer.connect(port, fakepeer.hello(version=NEXT, oldest=NEXT)) as sock:
             kind, text = fakepeer.answer(sock)
-        if kind != fakepeer.REFUSE or b'version 9..9' not in text:
+        if kind != fakepeer.REFUSE or f'version {NEXT}..{NEXT}'.encode() not in text:
             raise Failed(f'answer {kind} {text}')
-        waits(dst, ['version 9..9'])
+        waits(dst, [f'version {NEXT}..{NEXT}'])
 
 
 def run(t):
