@@ -59,15 +59,6 @@ static uint8_t *read_block(pid_t pid, const struct outside_block *b)
     return data;
 }
 
-/* The source's memory, all of it */
-static void read_blocks(pid_t pid, const struct outside_block *b, unsigned n,
-                        struct incoming_block *to)
-{
-    for (unsigned i = 0; i < n; i++)
-        to[i] = (struct incoming_block){.name = b[i].name, .len_bytes = b[i].len_bytes,
-                                        .bytes = read_block(pid, &b[i])};
-}
-
 static void check_unwritten(pid_t pid, const struct outside_block *b, unsigned n,
                             const struct incoming_block *was)
 {
@@ -149,7 +140,9 @@ static void move(struct qmp *src, struct qmp *dst, const char *path, unsigned wa
     if (!end)
         die(machine);
     *end = '\0';
-    read_blocks(qmp_pid(src), b, n, to);
+    for (unsigned i = 0; i < n; i++)
+        to[i] =
+            (struct incoming_block){b[i].name, b[i].len_bytes, read_block(qmp_pid(src), &b[i])};
     if (incoming_stream_begin(&s, machine, INCOMING_PAGE_BITS, to, n, &err) ||
         incoming_stream_end(&s, INCOMING_PAGE_BITS, to, n, state, len, &err))
         die("write");

@@ -6,10 +6,11 @@
  * DOC: Theory of Operation
  *
  * Purpose      what QEMU itself does not migrate it names (device_state.h). Beyond that: devices
- *              whose state iterates, which xen-save-devices-state leaves out without a word; devices
- *              by which another process or a card reaches guest memory, where pages are missing at
- *              the destination; and who writes to disks that are given up. As the patched QEMU
- *              refuses them (qemu-patches/src/rdma-postcopy-refuse.c), which knows its own objects.
+ *              whose state iterates, which xen-save-devices-state leaves out without a word;
+ *              devices by which another process or a card reaches guest memory, where pages are
+ *              missing at the destination; and who writes to disks that are given up. As the
+ *              patched QEMU refuses them (qemu-patches/src/rdma-postcopy-refuse.c), which knows its
+ *              own objects.
  *
  * Picture      info qom-tree                      info network
  *              /machine (pc-i440fx-7.2-machine)    u: index=0,type=vhost-user,...

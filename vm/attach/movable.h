@@ -11,9 +11,9 @@
 /**
  * movable_check() - refuse by name what cannot go, before the guest is stopped
  *
- * Cost:   8 commands, and 2 for each virtio-gpu
- * Return: 0; -ENOTSUP: a device; -EBUSY: a job or an export uses a disk; as device_state_may(); else
- *         as qmp_command()
+ * Cost:   7 commands, and 2 for each virtio-gpu
+ * Return: 0; -ENOTSUP: a device; -EBUSY: a job or an export uses a disk; -EPROTO: an answer that
+ *         this code does not know; else as device_state_may()
  */
 int movable_check(struct qmp *q, struct ff_error *err);
 
