@@ -37,7 +37,7 @@ INC_control/session := control/session $(INC_control/host)
 INC_control/agent := control/agent $(INC_control/host)
 INC_control/fork := control/fork control/session $(INC_control/host)
 INC_control/move := control/move control/session $(INC_control/host)
-INC_control/proxy := control/proxy $(INC_control/host)
+INC_control/proxy := control/proxy vm/attach $(INC_control/host)
 INC_cli := cli control/agent control/move control/proxy $(INC_control/fork)
 iquote = $(addprefix -iquote ,$(INC_$(1)))
 

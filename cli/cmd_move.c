@@ -28,8 +28,9 @@ static int move_usage(FILE *out)
         "                          below: launcher, untested, options, agent, timeout, json\n"
         "  --address ADDRESS       with that: of HOST, for the memory\n"
         "  --launcher TEMPLATE     how to run {cmd} on {host}; default: 'ssh {host} {cmd}'\n"
-        "  --via auto|transport|proxy  by the transport of a patched QEMU, or by proxies\n"
-        "                          beside any; default: auto, which says what it takes\n"
+        "  --via auto|transport|proxy|attach  by the transport of a patched QEMU, or by proxies beside\n"
+        "                          any; default: auto, which says what it takes. attach: without any\n"
+        "                          migration of QEMU's own, as far as it is done; with --unconfined\n"
         "  --untested              with proxies: also a QEMU whose version was not tested\n"
         "  --from-stream           with proxies: memory by QEMU's own stream as well: slower, but nobody\n"
         "                          has to be permitted to look into QEMU; default: where that is\n"
@@ -149,9 +150,10 @@ int cmd_move(int argc, char **argv)
             back.hold = word == 1;
             break;
         case VIA:
-            if ((word = value_word("farfork move", &options[at], optarg, "auto|transport|proxy")) < 0)
+            if ((word = value_word("farfork move", &options[at], optarg, "auto|transport|proxy|attach")) < 0)
                 return EXIT_USAGE;
-            way.via = word == 2 ? VIA_PROXY : word == 1 ? VIA_TRANSPORT : VIA_AUTO;
+            way.attach = word == 3;
+            way.via = word >= 2 ? VIA_PROXY : word == 1 ? VIA_TRANSPORT : VIA_AUTO;
             break;
         case DOMAIN: domain.name = optarg; break;
         case ADDRESS: domain.address = optarg; break;

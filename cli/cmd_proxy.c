@@ -39,6 +39,8 @@ static int proxy_usage(FILE *out)
         "  --untested              also with a QEMU whose version was not tested\n"
         "  --from-stream           on both sides: main memory comes by QEMU's own stream as well: slower,\n"
         "                          but nobody has to be permitted to look into QEMU\n"
+        "  --attach                on both sides: without a migration of QEMU's own, see farfork move --via\n"
+        "  --keep                  with --attach: the source's QEMU is not ended\n"
         "  --metrics-dir DIR       count there, for monitoring\n"
         "  --json                  print events, a JSON object a line\n"
         "  -h, --help              print this text\n\n"
@@ -52,7 +54,7 @@ static int proxy_usage(FILE *out)
 int cmd_proxy(int argc, char **argv)
 {
     enum { SOURCE = 256, DESTINATION, QMP, PID, LISTEN, CONNECT, JSON, MONITOR, RUNDIR, UNTESTED,
-           FROM_STREAM, DOMAIN, TO, KEYED, METRICS_DIR };
+           FROM_STREAM, ATTACH, KEEP, DOMAIN, TO, KEYED, METRICS_DIR };
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
                                             {"source", no_argument, NULL, SOURCE},
                                             {"destination", no_argument, NULL, DESTINATION},
@@ -64,6 +66,8 @@ int cmd_proxy(int argc, char **argv)
                                             {"rundir", required_argument, NULL, RUNDIR},
                                             {"untested", no_argument, NULL, UNTESTED},
                                             {"from-stream", no_argument, NULL, FROM_STREAM},
+                                            {"attach", no_argument, NULL, ATTACH},
+                                            {"keep", no_argument, NULL, KEEP},
                                             {"domain", required_argument, NULL, DOMAIN},
                                             {"to", required_argument, NULL, TO},
                                             {"keyed", no_argument, NULL, KEYED},
@@ -92,6 +96,8 @@ int cmd_proxy(int argc, char **argv)
         case RUNDIR: o.rundir = optarg; break;
         case UNTESTED: o.untested = true; break;
         case FROM_STREAM: o.from_stream = true; break;
+        case ATTACH: o.attach = true; break;
+        case KEEP: o.keep = true; break;
         case DOMAIN: o.domain = optarg; break;
         case TO: o.to = optarg; break;
         case KEYED: o.keyed = true; break;
@@ -105,7 +111,7 @@ int cmd_proxy(int argc, char **argv)
     if (source == destination || !o.qmp == !o.domain || !o.path || (source ? connect : listen) ||
         !o.monitor == (optind == argc))
         return proxy_usage(stderr);
-    if (o.domain ? !o.to == source || o.monitor || o.pid || o.from_stream || strchr(o.domain, '/')
+    if (o.domain ? !o.to == source || o.monitor || o.pid || o.from_stream || o.attach || strchr(o.domain, '/')
                  : o.to || o.keyed)
         return proxy_usage(stderr);
     if (!o.monitor)

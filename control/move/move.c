@@ -181,7 +181,7 @@ int move_run(const struct session_options *given, const struct move_fallback *ba
              const struct move_way *way, const char *host)
 {
     struct move m = {.back = *back, .via = way->via, .untested = way->untested, .visit = way->visit,
-                     .from_stream = way->from_stream, .keep_source = way->keep_source, .tpm = way->tpm,
+                     .attach = way->attach, .from_stream = way->from_stream, .keep_source = way->keep_source, .tpm = way->tpm,
                      .same_disks = way->same_disks || (way->visit && way->visit->o.same_disks),
                      .unplug = &way->unplug};
     struct ff_error why;

@@ -41,6 +41,7 @@ enum move_via { VIA_AUTO, VIA_TRANSPORT, VIA_PROXY };
 struct move_way {
     enum move_via via;
     bool untested; /* proxies: with any version of QEMU */
+    bool attach;      /* proxies: that attach */
     bool from_stream; /* proxies: all memory by QEMU's own stream */
     bool same_disks;  /* the images there are not looked at: the operator knows */
     const char *tpm; /* socket of an swtpm there; NULL: none */
@@ -55,7 +56,7 @@ struct move {
     struct session s; /* one host; two children: the QEMU there, and its proxy if there is one */
     struct visit *visit; /* the caller's; NULL: it moves for good */
     enum move_via via; /* as asked for; once the QEMU there runs, what it is */
-    bool untested, from_stream, keep_source, same_disks;
+    bool attach, untested, from_stream, keep_source, same_disks;
     char *starter;     /* who acts on the end of the QEMU here, which is kept for that; NULL: nobody */
     const char *tpm;
     const struct strv *unplug; /* borrowed */

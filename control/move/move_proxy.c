@@ -44,6 +44,9 @@ int move_choose_via(struct move *m, struct ff_error *why)
     const char *host = move_host(m)->node->host;
     FF_AUTO_JSON json_t *list = NULL;
 
+    if (m->attach && !m->s.o.unconfined)
+        return ff_error_set(why, ENOTSUP, "--via attach: the agent may not attach to the QEMU that it starts: give "
+                            "--unconfined, too");
     int rc = move_ask_first(m, 1, "query-commands", &list, why);
     if (rc)
         return rc;
@@ -62,7 +65,7 @@ int move_choose_via(struct move *m, struct ff_error *why)
         return ff_error_set(why, ENOTSUP,
                             "--fallback go: a move by proxies cannot be taken back: it needs "
                             "Farfork's QEMU on both hosts");
-    if (m->via == VIA_PROXY && !m->from_stream && outside_may(m->s.parent_pid, true, why) == -EPERM) {
+    if (m->via == VIA_PROXY && !m->from_stream && !m->attach && outside_may(m->s.parent_pid, true, why) == -EPERM) {
         m->from_stream = true;
         session_note(&m->s, "memory by QEMU's own stream, which is slower: %s", why->text);
     }
@@ -84,6 +87,8 @@ int move_proxy_there(struct move *m, struct ff_error *why)
         json_array_append_new(argv, json_string("--untested"));
     if (m->from_stream)
         json_array_append_new(argv, json_string("--from-stream"));
+    if (m->attach)
+        json_array_append_new(argv, json_string("--attach"));
     host_send(h, json_pack("{s{si so ss ss sb}}", "spawn", "number", 2, "argv", argv, "log",
                            proxy->log, "qmp", proxy->qmp, "proxy", true));
     proxy->state = VM_SPAWNED;
@@ -116,6 +121,10 @@ static int start_here(struct move *m, struct ff_error *why)
         strv_add(&argv, "--untested");
     if (m->from_stream)
         strv_add(&argv, "--from-stream");
+    if (m->attach)
+        strv_add(&argv, "--attach");
+    if (m->attach && m->keep_source)
+        strv_add(&argv, "--keep");
     const struct ff_process p = {.argv = argv.v, .log = log};
     int status_fd = -1;
     rc = ff_process_exec(&p, &m->proxy_pid, &status_fd, why);
@@ -179,15 +188,29 @@ static void await_keeper(const struct move *m)
         poll(NULL, 0, LOOK_MS);
 }
 
+/* One that attaches and was killed: a QEMU that is there has not let go of its guest, or the kernel would have
+ * ended it too */
+static void give_back(struct move *m)
+{
+    struct ff_error ignored;
+
+    if (m->attach && m->was_running && !m->keep_source && m->s.qmp)
+        qmp_command(m->s.qmp, "cont", NULL, NULL, &ignored);
+}
+
 bool move_proxy_has_ended(struct move *m, struct ff_error *why)
 {
-    if (m->proxy_pid > 0 && waitpid(m->proxy_pid, NULL, WNOHANG) != m->proxy_pid)
+    int status = 0;
+
+    if (m->proxy_pid > 0 && waitpid(m->proxy_pid, &status, WNOHANG) != m->proxy_pid)
         return false;
     await_keeper(m);
     m->proxy_pid = 0;
     say_last_words(m, why);
     rundir_remove(m->proxy_dir);
     connect_parent(m);
+    if (WIFSIGNALED(status))
+        give_back(m);
     return true;
 }
 

@@ -2,6 +2,7 @@
  *
  * proxy.c - what both sides of a proxy share: events, failures, signals, threads; see proxy.h
  */
+#include "attach.h"
 #include "proxy_small.h"
 
 #include <errno.h>
@@ -391,6 +392,7 @@ void proxy_close(struct proxy *p)
     free(p->maps);
     free(p->blocks);
     proxy_small_free(p);
+    attach_free(p);
     stream_free(p->stream);
     free(p->package);
     qmp_free(p->q);

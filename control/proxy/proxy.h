@@ -69,6 +69,8 @@ enum {
  * @untested: also a QEMU whose version was not tested
  * @from_stream: main memory comes by QEMU's own stream as well: the engine has none, and nobody looks
  *           into a QEMU. Both sides; no domain
+ * @attach:  no migration of QEMU's own: attach.h. Both sides; no domain
+ * @keep:    source, with @attach: the QEMU is not ended when its guest is there
  * @metrics_dir: count there; NULL: nowhere
  * @json:    events on standard output, an object a line
  * @argv:    destination: start this QEMU; NULL: it is there. Source of a domain: more words for
@@ -77,7 +79,7 @@ enum {
 struct proxy_options {
     const char *qmp, *path, *address, *monitor, *rundir, *domain, *to, *metrics_dir;
     pid_t pid;
-    bool json, untested, keyed, from_stream;
+    bool json, untested, keyed, from_stream, attach, keep;
     char *const *argv;
 };
 

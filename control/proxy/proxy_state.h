@@ -19,6 +19,7 @@
 
 #define PROXY_CONFIG "proxy 2"         /* both sides forward by the same rules */
 #define PROXY_CONFIG_STREAM "proxy 2, from-stream"
+#define PROXY_CONFIG_ATTACH "attach 1"
 #define PROXY_STATE_MAX (256ull << 20) /* the engine's own limit of a state */
 #define PROXY_PACKAGE_HEAD 9 /* the command PACKAGED; its unit has the first command inside, too */
 #define PROXY_STATE_HEAD 1   /* of STATE: whether the guest ran; then the package */
@@ -112,6 +113,7 @@ struct proxy {
     pthread_t finish_thread; /* destination */
     bool has_forward, has_back, has_signals, has_input, has_speed, has_finish;
     struct spawn virsh; /* source of a domain: the migration of libvirt's */
+    struct attach *attach;      /* of --attach; else NULL */
     struct proxy_counts counts; /* each by one thread; read at the end */
     /* under @lock */
     pthread_mutex_t lock;
@@ -150,7 +152,9 @@ struct proxy {
 /* What both sides have to be started with */
 static inline const char *proxy_config(const struct proxy *p)
 {
-    return p->o->from_stream ? PROXY_CONFIG_STREAM : PROXY_CONFIG;
+    return p->o->attach        ? PROXY_CONFIG_ATTACH
+           : p->o->from_stream ? PROXY_CONFIG_STREAM
+                               : PROXY_CONFIG;
 }
 
 /* --- proxy.c --- */

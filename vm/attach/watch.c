@@ -35,7 +35,7 @@ struct empty {
     const bool *is_shared; /* of each block */
 };
 
-static int check_block(pid_t pid, const struct outside_block *b, bool *is_shared, struct ff_error *err)
+static int check_can_watch(pid_t pid, const struct outside_block *b, bool *is_shared, struct ff_error *err)
 {
     struct outside_memory m = {.fd = -1};
     int rc = outside_open(pid, b, false, &m, err);
@@ -124,7 +124,7 @@ int watch_begin(struct watch *w, pid_t pid, const struct outside_block *b, unsig
     if (!is_shared)
         return ff_error_set(err, ENOMEM, "watch: out of memory");
     for (unsigned i = 0; i < n && !rc; i++)
-        rc = check_block(pid, &b[i], &is_shared[i], err);
+        rc = check_can_watch(pid, &b[i], &is_shared[i], err);
     if (!rc)
         rc = inject_run(pid, make_there, &e, err);
     if (!rc)

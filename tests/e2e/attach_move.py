@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""attach_move.py - farfork move --via attach: QEMUs without the transport, and no migration of their own; limit: 150 s
+
+Debian's own QEMU 7.2. What goes wrong before GO leaves the guest running here, with its disks; after it no
+monitor makes it run here.
+"""
+import os
+import signal
+
+import common
+from common import Failed, check_ledger, status, wait_for
+from farfork_move import Move, check_here, pid_there, say_phases, there
+from forked import SLOW
+from move_proxy import Parent, logged, proxy_here
+
+
+class Attach(Move):
+    def __init__(self, t, a, *args, **more):
+        super().__init__(t, a, '--via', 'attach', '--unconfined', *args, **more)
+
+
+def moves(t, accel, memory):
+    with Parent(t, accel, memory) as a:
+        a.start_load()
+        with Attach(t, a) as m:
+            result = m.end(0, 'there')
+            with there(t, f'moved-{memory}', result) as b:
+                check_ledger(a, b, sweeps=1)
+            if a.proc.wait(10) != -signal.SIGKILL:
+                raise Failed('the QEMU here was not ended')
+            say_phases(m)
+
+
+def stays(t, accel, faults, text):
+    """What fails before GO, or makes it come to nothing, leaves the guest running here."""
+    with Parent(t, accel, 'anon') as a:
+        a.start_load()
+        with Attach(t, a, faults=faults) as m:
+            m.end(1, 'here', text)
+            check_here(m, a)
+
+
+def killed(t, accel):
+    """Who attaches is killed while the guest stands still: it was not let go of, and runs here again."""
+    with Parent(t, accel, 'memfd') as a:
+        a.start_load()
+        with Attach(t, a, faults='dest.state=delay:3000000') as m:
+            wait_for('the guest stands still', 20, lambda: status(a) == 'paused')
+            os.kill(proxy_here(m), signal.SIGKILL)
+            m.end(1, 'here', 'the proxy here ended')
+            check_here(m, a)
+
+
+def refused(t, accel):
+    with Parent(t, accel, 'anon') as a:
+        a.start_load()
+        with Move(t, a, '--via', 'attach') as m:
+            m.end(1, 'here', 'give --unconfined')
+            check_here(m, a)
+        a.qmp('stop')
+        with Attach(t, a) as m:
+            m.end(1, 'here', 'only a guest that runs')
+        if status(a) != 'paused':
+            raise Failed(f'it is {status(a)} here')
+
+
+def link_breaks(t, accel):
+    with Parent(t, accel, 'memfd') as a:
+        a.start_load()
+        with Attach(t, a, '--options', 'prefill=pull', faults='tcp.serve.prefill=fail@5') as m:
+            m.end(0, 'there')
+            if m.result['breaks'] != 1:
+                raise Failed(f'one link broke: {m.result}')
+            with there(t, 'after', m.result) as b:
+                check_ledger(a, b, sweeps=1)
+
+
+def after_go(t, accel, kills_here):
+    """The guest is there: its QEMU here does not run it, also where who holds it is killed."""
+    with Parent(t, accel, 'anon') as a:
+        a.start_load()
+        with Attach(t, a, faults=SLOW) as m:
+            wait_for('the guest there', 20, lambda: m.proc.poll() is None and logged(m, 'running'))
+            with open(f'/proc/{a.proc.pid}/stat', encoding='ascii') as f:
+                if f.read().rsplit(')', 1)[1].split()[0] != 't':
+                    raise Failed('the QEMU here is not held')
+            os.kill(proxy_here(m) if kills_here else pid_there(m), signal.SIGKILL)
+            m.end(3, 'lost' if not kills_here else 'broken')
+            if kills_here and a.proc.wait(10) != -signal.SIGKILL:
+                raise Failed('the QEMU here goes on without who held it')
+        if a.proc.poll() is None:           # it stands still, and no monitor is heard
+            with open(f'/proc/{a.proc.pid}/stat', encoding='ascii') as f:
+                if f.read().rsplit(')', 1)[1].split()[0] != 'T':
+                    raise Failed('the QEMU here runs')
+
+
+def run(t):
+    accel = t.best_accel()
+    for name, case in (
+            ('memfd', lambda: moves(t, accel, 'memfd')),
+            ('anonymous', lambda: moves(t, accel, 'anon')),
+            ('refused', lambda: refused(t, accel)),
+            ('the state is not saved', lambda: stays(t, accel, 'attach.state=fail@1', 'injected')),
+            ('the destination fails', lambda: stays(t, accel, 'dest.ready=fail@1', 'the peer closed')),
+            ('GO is lost', lambda: stays(t, accel, 'source.gone=fail@1', 'never got GO')),
+            ('who attaches here is killed', lambda: killed(t, accel)),
+            ('the link breaks', lambda: link_breaks(t, accel)),
+            ('who holds the QEMU here is killed', lambda: after_go(t, accel, True)),
+            ('the destination dies', lambda: after_go(t, accel, False))):
+        with t.case(name):
+            case()
+
+
+if __name__ == '__main__':
+    common.main(run, limit_s=150)
