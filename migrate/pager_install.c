@@ -210,7 +210,13 @@ void ff_pager_wake(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)
 void ff_pager_wake_late(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)
 {
     struct ff_error why;
+    uint64_t done;
 
+    /* its owner may have discarded the page since (a balloon): zeros, if it is not there; where that fails
+     * who waits asks again */
+    if (r->range.elsewhere && atomic_load(&p->image_frozen) && ff_claim_get(&r->claims, page) == FF_CLAIM_PRESENT &&
+        !ff_uffd_install(&p->uffd, &r->range, page * r->range.psize, NULL, r->range.psize, true, &done, &why))
+        return;
     if (!ff_uffd_is_minor(&r->range) || !atomic_load(&p->image_frozen) ||
         ff_claim_get(&r->claims, page) == FF_CLAIM_POISONED)
         ff_pager_wake(p, r, page);

@@ -12,16 +12,17 @@
  *              (1) find its RAM; connect, publish        <-->   (1) find its RAM; accept
  *                                                               (2) watch it, empty it: WATCHING
  *              (3) `stop`; devices' state, disks given
- *                  up; small blocks: STATE               -->    (4) serve faults; the stream that we write
+ *                  up; hold its threads: STATE           -->    (4) serve faults; the stream that we write
  *                                                                   to QEMU, until it is `paused`: READY
- *              (5) hold its threads; GO                  -->    (6) `cont`: disks, RUNNING
+ *              (5) bind them to this process; GO         -->    (6) `cont`: disks, RUNNING
  *              (7) serve                                 <-->   (7) install; all is here: watch no longer
  *              (8) end it                                <--        DONE
  *
- * Invariants   One runner: at the source from (5) on no thread of QEMU runs, so no monitor can make its guest run,
- *              and the kernel kills it if this process ends. Until (5) `cont` gives the guest back, with its disks.
- * Limits       A guest that is paused is refused: giving its disks back would run it. A balloon is: a page that
- *              it discards would be missing again.
+ * Invariants   1. One runner: at the source from (5) on no thread of QEMU runs, so no monitor can make its guest run,
+ *                 and the kernel kills it if this process ends. Until (5) `cont` gives the guest back, with its disks.
+ *              2. Immutable image: from (3) on no thread of QEMU runs, so nobody's input, and no command of another
+ *                 monitor, writes guest memory after the state was saved.
+ * Limits       A guest that is paused is refused: giving its disks back would run it.
  */
 #ifndef FF_CONTROL_PROXY_ATTACH_H
 #define FF_CONTROL_PROXY_ATTACH_H

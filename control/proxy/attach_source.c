@@ -67,17 +67,6 @@ static int open_source(struct proxy *p, struct ff_error *err)
 
 /* --- what QEMU is told --- */
 
-static int refuse_balloon(struct proxy *p, struct ff_error *err)
-{
-    FF_AUTO_JSON json_t *text = NULL;
-    int rc = proxy_qmp(p, "human-monitor-command", json_pack("{ss}", "command-line", "info qtree"), &text, err);
-    const char *all = json_is_string(text) ? json_string_value(text) : "";
-
-    if (!rc && (strstr(all, "virtio-balloon") || strstr(all, "hv-balloon")))
-        rc = ff_error_set(err, ENOTSUP, "QEMU: a balloon: not by attaching yet (unplug it, or use --via proxy)");
-    return rc;
-}
-
 static int look_at_source(struct proxy *p, struct ff_error *err)
 {
     char status[32];
@@ -96,8 +85,6 @@ static int look_at_source(struct proxy *p, struct ff_error *err)
     if (!rc)
         rc = movable_check(p->q, err);
     pthread_mutex_unlock(&p->qmp_lock);
-    if (!rc)
-        rc = refuse_balloon(p, err);
     return rc ? rc : attach_find_blocks(p, err);
 }
 
@@ -150,6 +137,9 @@ static int stop_and_save(struct proxy *p, struct ff_error *err)
     pthread_mutex_lock(&p->qmp_lock);
     if (!rc)
         rc = device_state_save(p->q, true, &state, &len, err);
+    if (!rc) /* nobody's input changes memory any more */
+        rc = hold_begin(p->pid, &a->hold, err);
+    atomic_store(&p->is_held, a->hold != NULL);
     pthread_mutex_unlock(&p->qmp_lock);
     if (!rc && ff_failpoint("attach.state"))
         rc = ff_error_set(err, EIO, "attach: injected");
@@ -189,7 +179,7 @@ int attach_source_ready(struct proxy *p, struct ff_error *err)
     if (!rc)
         rc = ff_source_wait_ready(p->source, err);
     if (!rc)
-        rc = hold_begin(p->pid, &p->attach->hold, err);
+        rc = hold_bind(p->attach->hold, err);
     if (!rc)
         proxy_event(p, "ready", NULL);
     return rc;
@@ -201,6 +191,7 @@ void attach_source_back(struct proxy *p)
         hold_end(p->attach->hold);
     if (p->attach)
         p->attach->hold = NULL;
+    atomic_store(&p->is_held, false);
 }
 
 /* Where nobody knows what has become of the guest its QEMU stands still: no monitor makes it run */
@@ -218,4 +209,5 @@ void attach_source_over(struct proxy *p, int code)
         hold_end(a->hold);
     }
     a->hold = NULL;
+    atomic_store(&p->is_held, false);
 }

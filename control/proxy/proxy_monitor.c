@@ -184,6 +184,8 @@ static int on_monitor_command(void *opaque, const char *execute, const json_t *a
         return rc;
     if (!is_over && strncmp(execute, "query-", 6)) /* nobody is to run, stop or end it meanwhile */
         return ff_error_set(why, EPERM, "%s: not while its guest is moved by a proxy", execute);
+    if (atomic_load(&p->is_held))
+        return ff_error_set(why, EAGAIN, "%s: its QEMU stands still until its guest's move has ended", execute);
     return proxy_try_qmp(p, execute, json_deep_copy(arguments), result, why);
 }
 

@@ -114,6 +114,7 @@ struct proxy {
     bool has_forward, has_back, has_signals, has_input, has_speed, has_finish;
     struct spawn virsh; /* source of a domain: the migration of libvirt's */
     struct attach *attach;      /* of --attach; else NULL */
+    _Atomic bool is_held;       /* its source's QEMU: it answers nobody */
     struct proxy_counts counts; /* each by one thread; read at the end */
     /* under @lock */
     pthread_mutex_t lock;

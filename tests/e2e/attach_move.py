@@ -15,13 +15,18 @@ from forked import SLOW
 from move_proxy import Parent, logged, proxy_here
 
 
+def state_of(guest):
+    with open(f'/proc/{guest.proc.pid}/stat', encoding='ascii') as f:
+        return f.read().rsplit(')', 1)[1].split()[0]
+
+
 class Attach(Move):
     def __init__(self, t, a, *args, **more):
         super().__init__(t, a, '--via', 'attach', '--unconfined', *args, **more)
 
 
 def moves(t, accel, memory):
-    with Parent(t, accel, memory) as a:
+    with Parent(t, accel, memory, devices=('-device', 'virtio-balloon-pci')) as a:
         a.start_load()
         with Attach(t, a) as m:
             result = m.end(0, 'there')
@@ -46,7 +51,7 @@ def killed(t, accel):
     with Parent(t, accel, 'memfd') as a:
         a.start_load()
         with Attach(t, a, faults='dest.state=delay:3000000') as m:
-            wait_for('the guest stands still', 20, lambda: status(a) == 'paused')
+            wait_for('the QEMU here is held', 20, lambda: state_of(a) == 't')
             os.kill(proxy_here(m), signal.SIGKILL)
             m.end(1, 'here', 'the proxy here ended')
             check_here(m, a)
@@ -82,17 +87,14 @@ def after_go(t, accel, kills_here):
         a.start_load()
         with Attach(t, a, faults=SLOW) as m:
             wait_for('the guest there', 20, lambda: m.proc.poll() is None and logged(m, 'running'))
-            with open(f'/proc/{a.proc.pid}/stat', encoding='ascii') as f:
-                if f.read().rsplit(')', 1)[1].split()[0] != 't':
-                    raise Failed('the QEMU here is not held')
+            if state_of(a) != 't':
+                raise Failed('the QEMU here is not held')
             os.kill(proxy_here(m) if kills_here else pid_there(m), signal.SIGKILL)
             m.end(3, 'lost' if not kills_here else 'broken')
             if kills_here and a.proc.wait(10) != -signal.SIGKILL:
                 raise Failed('the QEMU here goes on without who held it')
-        if a.proc.poll() is None:           # it stands still, and no monitor is heard
-            with open(f'/proc/{a.proc.pid}/stat', encoding='ascii') as f:
-                if f.read().rsplit(')', 1)[1].split()[0] != 'T':
-                    raise Failed('the QEMU here runs')
+        if a.proc.poll() is None and state_of(a) != 'T':   # no monitor is heard
+            raise Failed('the QEMU here runs')
 
 
 def run(t):

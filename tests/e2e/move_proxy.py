@@ -16,10 +16,10 @@ from stock_stream import Stock
 class Parent(Stock):
     """With a QMP socket more, which is farfork's."""
 
-    def __init__(self, t, accel, memory, **more):
+    def __init__(self, t, accel, memory, devices=(), **more):
         self.second = os.path.join(t.work, 'parent.second')
         super().__init__(t, 'parent', accel, memory, load=common.LOAD,
-                         extra=('-qmp', f'unix:{self.second},server=on,wait=off'), **more)
+                         extra=('-qmp', f'unix:{self.second},server=on,wait=off', *devices), **more)
 
 
 def moves(t, accel, memory, *args):

@@ -53,6 +53,7 @@ struct elsewhere {
     bool late;     /* adopted after GO */
     bool receives; /* precopy=1: it has some pages before it watches */
     bool learns, unknown; /* the source's table; and the second region is not found */
+    bool discards; /* each toucher some of its pages, once they are there: zeros from then on */
     bool breaks;
     bool dies;
     int forgets;
@@ -97,10 +98,24 @@ static void check_word(struct elsewhere *e, unsigned region, uint64_t page)
 
     memcpy(&got[0], a->host + page * a->psize, 8);
     memcpy(&got[1], a->host + (page + 1) * a->psize - 8, 8);
+    if (e->discards && page % 7 == 0 && !got[0] && !got[1])
+        return;
     if (got[0] != want || got[1] != want)
         loop_fail(__FILE__, __LINE__, "region %u, page %llu: 0x%llx and 0x%llx, want 0x%llx",
                   region, (unsigned long long)page, (unsigned long long)got[0],
                   (unsigned long long)got[1], (unsigned long long)want);
+}
+
+/* As a balloon does */
+static void discard_page(struct elsewhere *e, unsigned region, uint64_t page)
+{
+    const struct area *a = &e->own[region];
+    uint64_t *at = (uint64_t *)(a->host + page * a->psize);
+
+    must(!madvise(at, a->psize, e->memory == MEM_ANON ? MADV_DONTNEED : MADV_REMOVE));
+    if (*at)
+        loop_fail(__FILE__, __LINE__, "region %u, page %llu: 0x%llx came back", region, (unsigned long long)page,
+                  (unsigned long long)*at);
 }
 
 struct elsewhere_toucher {
@@ -116,8 +131,12 @@ static void *touch_some(void *arg)
 
     for (unsigned region = 0; region < N_REGIONS; region++) {
         uint64_t n = area_pages(t->e, region);
-        for (uint64_t i = 0; i < n; i += 1 + t->number)
-            check_word(t->e, region, (i * 7919 + t->number * 101) % n);
+        for (uint64_t i = 0; i < n; i += 1 + t->number) {
+            uint64_t page = (i * 7919 + t->number * 101) % n;
+            check_word(t->e, region, page);
+            if (t->e->discards && page % 7 == 0)
+                discard_page(t->e, region, page);
+        }
     }
     return NULL;
 }
@@ -186,6 +205,16 @@ static void watch_own(struct elsewhere *e, bool watch)
     }
 }
 
+/* Who attaches to a QEMU ends the watch itself: a thread may wait for a page that it discarded after the last one came */
+static void *unwatch_main(void *arg)
+{
+    struct elsewhere *e = arg;
+
+    must(wait_flag(&e->b->unwatch, LIMIT_MS));
+    watch_own(e, false);
+    return NULL;
+}
+
 static void owner_main(void *arg)
 {
     struct elsewhere *e = arg;
@@ -204,7 +233,7 @@ static void owner_main(void *arg)
     must(e->b->uffd >= 0 && !ioctl(e->b->uffd, UFFDIO_API, &api));
     watch_own(e, true);
     atomic_store(&e->b->listens, true);
-    must(!pthread_create(&rival, NULL, rival_main, e));
+    must(!pthread_create(&rival, NULL, e->discards ? unwatch_main : rival_main, e));
     must(wait_flag(&e->b->run, LIMIT_MS));
     for (unsigned i = 0; i < TOUCHERS; i++) {
         t[i] = (struct elsewhere_toucher){.e = e, .number = i};
@@ -213,9 +242,12 @@ static void owner_main(void *arg)
     for (unsigned i = 0; i < TOUCHERS; i++)
         must(!pthread_join(t[i].thread, NULL));
     must(wait_flag(&e->b->unwatch, LIMIT_MS));
-    for (uint64_t i = 3; i < area_pages(e, 0); i += 50) /* zeros; still watched */
+    for (uint64_t i = 3; i < area_pages(e, 0) && !e->discards; i += 50) /* zeros; still watched */
         check_word(e, 0, i);
-    watch_own(e, false);
+    if (e->discards)
+        must(!pthread_join(rival, NULL));
+    else
+        watch_own(e, false);
     for (unsigned i = 0; i < N_REGIONS; i++)
         for (uint64_t page = 0; page < area_pages(e, i); page++)
             check_word(e, i, page);
@@ -532,6 +564,22 @@ static void its_own_pages(void)
     must(atomic_load(&e.b->own) > 0);
 }
 
+static void discarded(void)
+{
+    static struct elsewhere e = {.memory = MEM_ANON, .discards = true,
+                                 .options = "prefill=pull,chunk=64K,window=1"};
+    loop_arm("tcp.serve.prefill=delay:500000"); /* what is touched comes by faults alone, within the limit */
+    must_move(&e);
+}
+
+static void discarded_file(void)
+{
+    static struct elsewhere e = {.memory = MEM_MEMFD, .discards = true,
+                                 .options = "prefill=pull,chunk=64K,window=1"};
+    loop_arm("tcp.serve.prefill=delay:500000"); /* what is touched comes by faults alone, within the limit */
+    must_move(&e);
+}
+
 static void adopted_late(void)
 {
     static struct elsewhere e = {.memory = MEM_MEMFD, .late = true};
@@ -625,6 +673,8 @@ int main(int argc, char **argv)
         {"by faults alone", by_faults_alone, 60},
         {"pages of its own", its_own_pages, 60},
         {"pages that it received", received, 60},
+        {"discarded", discarded, 60},
+        {"discarded, shared file", discarded_file, 60},
         {"adopted after GO", adopted_late, 0},
         {"the source's table", learned, 0},
         {"a region is not found", not_found, 0},

@@ -8,8 +8,8 @@
  * Picture      one thread seizes every thread of that process, until a look at them finds no new one,
  *              and then waits for hold_end(): a tracer is a thread
  * Invariants   1. A thread that is stopped makes no new one: when a look finds all of them stopped, all are.
- *              2. PTRACE_O_EXITKILL is set once all of them are stopped, and before hold_begin() returns: one
- *                 that does not stop is let go of by the kernel, and must not die of that.
+ *              2. PTRACE_O_EXITKILL is set by hold_bind() alone, once all of them are stopped: one that does not
+ *                 stop is let go of by the kernel, and must not die of that.
  *              3. Nobody hears of the end of a process while its threads are traced: where it has been killed this
  *                 thread ends, and the kernel tells.
  *              4. A signal that a thread was about to take is delivered when it goes on.
@@ -47,7 +47,7 @@ struct hold {
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    bool tried, over, kills; /* under @lock */
+    bool tried, over, kills, binds, bound; /* under @lock */
     int rc;
     struct ff_error why;
     struct held *threads; /* the thread's own */
@@ -137,11 +137,20 @@ static int hold_all(struct hold *h)
         for (unsigned i = 0; i < h->n && !rc; i++)
             rc = wait_one(h, &h->threads[i], end);
     } while (!rc && n_new);
+    return rc;
+}
+
+static int bind_all(struct hold *h)
+{
+    int rc = 0;
+
     for (unsigned i = 0; i < h->n && !rc; i++)
         if (h->threads[i].is_stopped &&
             ptrace(PTRACE_SETOPTIONS, h->threads[i].tid, NULL, (void *)(uintptr_t)PTRACE_O_EXITKILL))
             rc = ff_error_set(&h->why, errno, "process %d: hold its thread %d: %s", (int)h->pid,
                               (int)h->threads[i].tid, strerror(errno));
+    for (unsigned i = 0; i < h->n && rc; i++) /* all of them, or none */
+        ptrace(PTRACE_SETOPTIONS, h->threads[i].tid, NULL, NULL);
     return rc;
 }
 
@@ -172,8 +181,18 @@ static void *hold_main(void *opaque)
     h->tried = true;
     pthread_cond_broadcast(&h->changed);
     bool ended = false;
-    while (!rc && !h->over && !(ended = any_has_ended()))
+    while (!rc && !h->over && !(ended = any_has_ended())) {
+        if (h->binds && !h->bound) {
+            h->rc = bind_all(h);
+            h->bound = true;
+            pthread_cond_broadcast(&h->changed);
+        }
         ff_cond_wait_until(&h->changed, &h->lock, ff_now_ns() + END_LOOK_NS);
+    }
+    if (ended && !h->bound)
+        h->rc = ff_error_set(&h->why, ESRCH, "process %d has ended", (int)h->pid);
+    h->bound = true;
+    pthread_cond_broadcast(&h->changed);
     bool kills = h->kills;
     pthread_mutex_unlock(&h->lock);
     if (rc || ended)
@@ -221,6 +240,20 @@ int hold_begin(pid_t pid, struct hold **out, struct ff_error *err)
     }
     *out = h;
     return 0;
+}
+
+int hold_bind(struct hold *h, struct ff_error *err)
+{
+    pthread_mutex_lock(&h->lock);
+    h->binds = true;
+    pthread_cond_broadcast(&h->changed);
+    while (!h->bound)
+        pthread_cond_wait(&h->changed, &h->lock);
+    int rc = h->rc;
+    if (rc && err)
+        *err = h->why;
+    pthread_mutex_unlock(&h->lock);
+    return rc;
 }
 
 static void end_hold(struct hold *h, bool kills)

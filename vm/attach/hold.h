@@ -15,13 +15,16 @@ struct hold;
  * hold_begin() - stop every thread of a process
  * @out: to be given to hold_end() or hold_kill()
  *
- * Its memory can be read meanwhile. When this process ends in whatever way, the kernel kills that one: after GO a
- * source's QEMU never runs its guest again.
+ * Its memory can be read meanwhile. When this process ends before hold_bind(), that one goes on.
  *
  * Cost:   half a millisecond a thread
  * Return: 0; -ETIMEDOUT: a thread does not stop; else as inject_run(). After a failure it goes on
  */
 int hold_begin(pid_t pid, struct hold **out, struct ff_error *err);
+
+/* From here on the kernel kills it when this process ends in whatever way: a source's QEMU after GO never runs
+ * its guest again. Return: 0; -ESRCH: it has ended; else -errno, and it does not stand so */
+int hold_bind(struct hold *h, struct ff_error *err);
 
 void hold_end(struct hold *h);  /* it goes on */
 void hold_kill(struct hold *h); /* it is ended by SIGKILL */

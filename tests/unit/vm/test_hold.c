@@ -145,11 +145,35 @@ static void test_does_not_outlive_its_holder(void **state)
     if (!holder) {
         struct hold *h;
 
-        _exit(hold_begin(pid, &h, &err) ? 1 : 0); /* it ends without a word */
+        _exit(hold_begin(pid, &h, &err) || hold_bind(h, &err) ? 1 : 0); /* it ends without a word */
     }
     assert_int_equal(waitpid(holder, &status, 0), holder);
     assert_int_equal(status, 0);
     check_end(pid, true);
+}
+
+/* Not bound yet: it goes on, with all of its threads */
+static void test_outlives_who_holds_it_only(void **state)
+{
+    int status;
+    (void)state;
+    pid_t pid = start(many);
+
+    wait_counts();
+    pid_t holder = fork();
+    if (!holder) {
+        struct hold *h;
+
+        if (hold_begin(pid, &h, &err))
+            _exit(1);
+        check_still();
+        kill(getpid(), SIGKILL);
+    }
+    assert_int_equal(waitpid(holder, &status, 0), holder);
+    assert_true(WIFSIGNALED(status));
+    wait_counts();
+    atomic_store(&shared->over, true);
+    check_end(pid, false);
 }
 
 static void test_ends_while_held(void **state)
@@ -162,6 +186,7 @@ static void test_ends_while_held(void **state)
     assert_int_equal(hold_begin(pid, &h, &err), 0);
     kill(pid, SIGKILL);
     check_end(pid, true);
+    assert_int_equal(hold_bind(h, &err), -ESRCH);
     hold_end(h);
 }
 
@@ -194,7 +219,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_stands_still_and_goes_on), cmocka_unit_test(test_is_killed),
-        cmocka_unit_test(test_does_not_outlive_its_holder), cmocka_unit_test(test_ends_while_held),
+        cmocka_unit_test(test_does_not_outlive_its_holder), cmocka_unit_test(test_outlives_who_holds_it_only),
+        cmocka_unit_test(test_ends_while_held),
         cmocka_unit_test(test_does_not_stop),
     };
 
