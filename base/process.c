@@ -43,6 +43,7 @@
 
 #include "cleanup.h"
 #include "failpoint.h"
+#include "fd_pass.h"
 #include "process.h"
 
 #define WORDS_MAX (4u << 20)
@@ -162,58 +163,6 @@ struct request {
     uint32_t bytes, before; /* of words that follow: log, folder, commands, arguments */
 };
 
-static int send_all(int sock, const void *data, size_t len, int fd)
-{
-    struct iovec v = {.iov_base = (void *)data, .iov_len = len};
-    char control[CMSG_SPACE(sizeof(int))] = {0};
-    struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1};
-
-    if (fd >= 0) {
-        m.msg_control = control;
-        m.msg_controllen = sizeof(control);
-        struct cmsghdr *c = CMSG_FIRSTHDR(&m);
-        *c = (struct cmsghdr){
-            .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof(int))};
-        memcpy(CMSG_DATA(c), &fd, sizeof(fd));
-    }
-    while (v.iov_len) {
-        ssize_t n = sendmsg(sock, &m, MSG_NOSIGNAL);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return n < 0 ? -errno : -EPIPE;
-        v.iov_base = (char *)v.iov_base + n;
-        v.iov_len -= (size_t)n;
-        m.msg_control = NULL;
-        m.msg_controllen = 0;
-    }
-    return 0;
-}
-
-/* All of it; @fd NULL: no descriptor is expected */
-static int receive_all(int sock, void *data, size_t len, int *fd)
-{
-    struct iovec v = {.iov_base = data, .iov_len = len};
-    char control[CMSG_SPACE(sizeof(int))];
-    struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1};
-
-    while (v.iov_len) {
-        m.msg_control = fd ? control : NULL;
-        m.msg_controllen = fd ? sizeof(control) : 0;
-        ssize_t n = recvmsg(sock, &m, MSG_CMSG_CLOEXEC);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return n < 0 ? -errno : -EPIPE;
-        struct cmsghdr *c = fd && m.msg_controllen ? CMSG_FIRSTHDR(&m) : NULL;
-        if (c && c->cmsg_type == SCM_RIGHTS)
-            memcpy(fd, CMSG_DATA(c), sizeof(*fd));
-        v.iov_base = (char *)v.iov_base + n;
-        v.iov_len -= (size_t)n;
-    }
-    return 0;
-}
-
 /* --- the agent's side --- */
 
 struct words {
@@ -268,7 +217,7 @@ int ff_process_wait_server(int sock, struct ff_error *err)
     int rc = limit_answer(sock);
 
     if (!rc)
-        rc = receive_all(sock, &ready, 1, NULL);
+        rc = ff_fd_receive(sock, &ready, 1, NULL);
     return rc ? ff_error_set(err, -rc, "fork server: %s",
                              rc == -EPIPE ? "it has ended" : strerror(-rc))
               : 0;
@@ -283,12 +232,12 @@ static int ask(int sock, const struct ff_process *p, int theirs, pid_t *pid, str
     int rc = pack(p, &r, &w) ? 0 : -E2BIG;
 
     if (!rc)
-        rc = send_all(sock, &r, sizeof(r), theirs);
+        rc = ff_fd_send(sock, &r, sizeof(r), theirs);
     if (!rc)
-        rc = send_all(sock, w.at, w.len, -1);
+        rc = ff_fd_send(sock, w.at, w.len, -1);
     free(w.at);
     if (!rc)
-        rc = receive_all(sock, &answer, sizeof(answer), NULL);
+        rc = ff_fd_receive(sock, &answer, sizeof(answer), NULL);
     if (!rc && answer <= 0)
         rc = answer ? answer : -EPROTO;
     *pid = answer;
@@ -306,7 +255,7 @@ int ff_process_fork(int sock, const struct ff_process *p, pid_t *pid, int *exec_
     close(fd[1]);
     if (!rc && (rc = ff_failpoint("process.go")))
         ff_error_set(err, -rc, "start %s: injected", p->argv[0]);
-    if (!rc && (rc = send_all(fd[0], "g", 1, -1)))
+    if (!rc && (rc = ff_fd_send(fd[0], "g", 1, -1)))
         ff_error_set(err, -rc, "start %s: %s", p->argv[0], strerror(-rc));
     if (rc) {
         close(fd[0]);
@@ -429,15 +378,15 @@ int ff_process_serve(int sock, int *argc, char ***argv, struct ff_error *err)
 
     if (rc || pid == MAP_FAILED)
         return ff_error_set(err, rc ? -rc : errno, "fork server: %s", strerror(rc ? -rc : errno));
-    rc = send_all(sock, "r", 1, -1);
+    rc = ff_fd_send(sock, "r", 1, -1);
     for (;;) {
         int fd = -1;
         char *words = NULL;
-        rc = rc ? rc : receive_all(sock, &r, sizeof(r), &fd);
+        rc = rc ? rc : ff_fd_receive(sock, &r, sizeof(r), &fd);
         if (!rc && (fd < 0 || r.bytes > WORDS_MAX || !(words = malloc(r.bytes + 1))))
             rc = -EPROTO;
         if (!rc)
-            rc = receive_all(sock, words, r.bytes, NULL);
+            rc = ff_fd_receive(sock, words, r.bytes, NULL);
         if (rc || !valid(&r, words))
             _exit(rc == -EPIPE || rc == -ECONNRESET ? 0 : 1); /* the agent has ended, or is none */
         *pid = -ECHILD;
@@ -457,6 +406,6 @@ int ff_process_serve(int sock, int *argc, char ***argv, struct ff_error *err)
         int32_t answer = middle < 0 ? -EAGAIN : *pid;
         close(fd);
         free(words);
-        rc = send_all(sock, &answer, sizeof(answer), -1);
+        rc = ff_fd_send(sock, &answer, sizeof(answer), -1);
     }
 }

@@ -44,6 +44,8 @@ static int agent_usage(FILE *out)
         "  --unconfined            let children start programs that have rights of their own, QEMU's\n"
         "                          bridge helper for one: no NO_NEW_PRIVS, and no filter of system\n"
         "                          calls\n"
+        "  --watcher               beside the agent, and not confined, a process that watches the memory\n"
+        "                          of a QEMU for a move by attaching\n"
         "  --timeout SECONDS       when detached, end a kept child that has received no guest\n"
         "                          for so long; default: 60\n"
         "  --metrics-dir DIR       count there, for monitoring\n"
@@ -57,7 +59,7 @@ static int agent_usage(FILE *out)
 int cmd_agent(int argc, char **argv)
 {
     enum { LISTEN = 256, MEMORY, ID, NODE, RUNDIR, SOCKET, PARENT, TIMEOUT, SERVER, CHILDREN,
-           KEYED, STAY, UNCONFINED, METRICS_DIR, SCOPE, BACKGROUND };
+           KEYED, STAY, UNCONFINED, METRICS_DIR, SCOPE, BACKGROUND, WATCHER };
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
                                             {"listen", required_argument, NULL, LISTEN},
                                             {"keyed", no_argument, NULL, KEYED},
@@ -73,6 +75,7 @@ int cmd_agent(int argc, char **argv)
                                             {"timeout", required_argument, NULL, TIMEOUT},
                                             {"scope", required_argument, NULL, SCOPE},
                                             {"unconfined", no_argument, NULL, UNCONFINED},
+                                            {"watcher", no_argument, NULL, WATCHER},
                                             {"fork-server", required_argument, NULL, SERVER},
                                             {"metrics-dir", required_argument, NULL, METRICS_DIR},
                                             {0}};
@@ -94,6 +97,7 @@ int cmd_agent(int argc, char **argv)
                 return value_bad("farfork agent", &options[at], optarg, "one|each|none");
             break;
         case UNCONFINED: a.unconfined = true; break;
+        case WATCHER: a.watcher = true; break;
         case STAY: a.stay = true; break;
         case BACKGROUND: a.background = true; break;
         case MEMORY: a.memory_bytes = strtoull(optarg, NULL, 10); break;

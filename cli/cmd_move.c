@@ -30,7 +30,7 @@ static int move_usage(FILE *out)
         "  --launcher TEMPLATE     how to run {cmd} on {host}; default: 'ssh {host} {cmd}'\n"
         "  --via auto|transport|proxy|attach  by the transport of a patched QEMU, or by proxies beside\n"
         "                          any; default: auto, which says what it takes. attach: without any\n"
-        "                          migration of QEMU's own, as far as it is done; with --unconfined\n"
+        "                          migration of QEMU's own, as far as it is done\n"
         "  --untested              with proxies: also a QEMU whose version was not tested\n"
         "  --from-stream           with proxies: memory by QEMU's own stream as well: slower, but nobody\n"
         "                          has to be permitted to look into QEMU; default: where that is\n"

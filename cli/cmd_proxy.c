@@ -41,6 +41,7 @@ static int proxy_usage(FILE *out)
         "                          but nobody has to be permitted to look into QEMU\n"
         "  --attach                on both sides: without a migration of QEMU's own, see farfork move --via\n"
         "  --keep                  with --attach: the source's QEMU is not ended\n"
+        "  --watcher PATH          destination, with --attach: unix socket of who may attach to QEMU\n"
         "  --metrics-dir DIR       count there, for monitoring\n"
         "  --json                  print events, a JSON object a line\n"
         "  -h, --help              print this text\n\n"
@@ -54,7 +55,7 @@ static int proxy_usage(FILE *out)
 int cmd_proxy(int argc, char **argv)
 {
     enum { SOURCE = 256, DESTINATION, QMP, PID, LISTEN, CONNECT, JSON, MONITOR, RUNDIR, UNTESTED,
-           FROM_STREAM, ATTACH, KEEP, DOMAIN, TO, KEYED, METRICS_DIR };
+           FROM_STREAM, ATTACH, KEEP, WATCHER, DOMAIN, TO, KEYED, METRICS_DIR };
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
                                             {"source", no_argument, NULL, SOURCE},
                                             {"destination", no_argument, NULL, DESTINATION},
@@ -68,6 +69,7 @@ int cmd_proxy(int argc, char **argv)
                                             {"from-stream", no_argument, NULL, FROM_STREAM},
                                             {"attach", no_argument, NULL, ATTACH},
                                             {"keep", no_argument, NULL, KEEP},
+                                            {"watcher", required_argument, NULL, WATCHER},
                                             {"domain", required_argument, NULL, DOMAIN},
                                             {"to", required_argument, NULL, TO},
                                             {"keyed", no_argument, NULL, KEYED},
@@ -97,6 +99,7 @@ int cmd_proxy(int argc, char **argv)
         case UNTESTED: o.untested = true; break;
         case FROM_STREAM: o.from_stream = true; break;
         case ATTACH: o.attach = true; break;
+        case WATCHER: o.watcher = optarg; break;
         case KEEP: o.keep = true; break;
         case DOMAIN: o.domain = optarg; break;
         case TO: o.to = optarg; break;
@@ -108,6 +111,8 @@ int cmd_proxy(int argc, char **argv)
     o.path = source ? listen : connect;
     if (o.path && !strncmp(o.path, "unix:", 5)) /* as QEMU writes it */
         o.path += 5;
+    if ((o.watcher && (source || !o.attach)) || (o.keep && (!source || !o.attach)))
+        return proxy_usage(stderr);
     if (source == destination || !o.qmp == !o.domain || !o.path || (source ? connect : listen) ||
         !o.monitor == (optind == argc))
         return proxy_usage(stderr);
@@ -118,7 +123,7 @@ int cmd_proxy(int argc, char **argv)
         o.address = argv[optind++];
     if (optind < argc && !strcmp(argv[optind], "--"))
         optind++;
-    if (optind < argc && source != (o.domain != NULL))
+    if (optind < argc && (o.attach || source != (o.domain != NULL)))
         return proxy_usage(stderr);
     if (optind < argc)
         o.argv = argv + optind;

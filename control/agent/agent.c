@@ -486,6 +486,8 @@ static int agent_start(struct agent *a, struct ff_error *why)
     if (!rc)
         rc = rundir_make(a->base, a->id, a->node, &a->dir, why);
     if (!rc)
+        rc = agent_watcher_listen(a, why);
+    if (!rc)
         rc = agent_lasting_make(a, why);
     if (!rc)
         rc = agent_reserve_state(a, a->children, NULL, why);
@@ -570,6 +572,8 @@ int agent_run(struct agent *a)
     sigset_t set;
 
     int rc = agent_begin_scope(a, &why); /* before it is confined, and before there is anything in it */
+    if (!rc)
+        rc = agent_watcher_begin(a, &why);
     if (!a->unconfined)
         agent_confine();
     sigemptyset(&set);

@@ -27,6 +27,8 @@ struct agent {
     bool keyed; /* a key is the first line of its input */
     enum scope_mode scope;
     bool unconfined; /* children may start programs that have rights of their own */
+    bool watcher;    /* there is to be one: agent_watcher.c */
+    int watcher_fd;  /* its end ends that; -1: there is none */
     bool stay;       /* the process in front goes on until this one ends */
     bool background; /* children are started ahead, slowly: nobody waits for them */
     int reconnect_ms; /* so long it waits for its source, when the link breaks */
@@ -80,6 +82,10 @@ int agent_daemonize(int (*run)(struct agent *a), struct agent *a);
 /* ... for the process in front, which is not confined */
 void agent_tell_detached(struct agent *a);
 void agent_tell_started(const struct agent *a, const struct agent_vm *vm);
+
+/* agent_watcher.c: _begin() before the agent is confined, _listen() once it has its folder */
+int agent_watcher_begin(struct agent *a, struct ff_error *why);
+int agent_watcher_listen(struct agent *a, struct ff_error *why);
 
 /* agent.c: for agent_daemonize() */
 int agent_run(struct agent *a);

@@ -171,6 +171,7 @@ static int init_move(struct move *m, const struct session_options *given, const 
     if (!rc)
         rc = move_fallback_options(m, m->visit ? m->visit->link_options : link, options, why);
 
+    o.watcher = m->attach;
     o.link_options = *options;
     if (!rc)
         rc = session_init(&m->s, m->visit ? &visits : &kind, &o, why);

@@ -44,9 +44,6 @@ int move_choose_via(struct move *m, struct ff_error *why)
     const char *host = move_host(m)->node->host;
     FF_AUTO_JSON json_t *list = NULL;
 
-    if (m->attach && !m->s.o.unconfined)
-        return ff_error_set(why, ENOTSUP, "--via attach: the agent may not attach to the QEMU that it starts: give "
-                            "--unconfined, too");
     int rc = move_ask_first(m, 1, "query-commands", &list, why);
     if (rc)
         return rc;
@@ -87,8 +84,13 @@ int move_proxy_there(struct move *m, struct ff_error *why)
         json_array_append_new(argv, json_string("--untested"));
     if (m->from_stream)
         json_array_append_new(argv, json_string("--from-stream"));
-    if (m->attach)
+    if (m->attach) {
         json_array_append_new(argv, json_string("--attach"));
+        if (!m->s.o.unconfined && !m->s.o.qemu) {
+            json_array_append_new(argv, json_string("--watcher"));
+            json_array_append_new(argv, json_sprintf("%s/watcher", h->rundir));
+        }
+    }
     host_send(h, json_pack("{s{si so ss ss sb}}", "spawn", "number", 2, "argv", argv, "log",
                            proxy->log, "qmp", proxy->qmp, "proxy", true));
     proxy->state = VM_SPAWNED;
@@ -123,7 +125,7 @@ static int start_here(struct move *m, struct ff_error *why)
         strv_add(&argv, "--from-stream");
     if (m->attach)
         strv_add(&argv, "--attach");
-    if (m->attach && m->keep_source)
+    if (m->attach && (m->keep_source || m->starter))
         strv_add(&argv, "--keep");
     const struct ff_process p = {.argv = argv.v, .log = log};
     int status_fd = -1;
@@ -194,7 +196,7 @@ static void give_back(struct move *m)
 {
     struct ff_error ignored;
 
-    if (m->attach && m->was_running && !m->keep_source && m->s.qmp)
+    if (m->attach && m->was_running && !m->keep_source && !m->starter && m->s.qmp)
         qmp_command(m->s.qmp, "cont", NULL, NULL, &ignored);
 }
 

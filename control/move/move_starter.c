@@ -40,17 +40,19 @@ int move_check_starter(struct move *m, struct ff_error *why)
 /* All of the guest is there: end the QEMU here, or say why it stays */
 void move_end_source(struct move *m)
 {
-    const char *is = m->via == VIA_PROXY ? "must not be given cont, which would start a second guest"
-                                         : "cannot run the guest any more";
+    const char *end = m->attach ? "SIGKILL" : "quit";
+    const char *is = m->attach           ? "stands still, whatever its monitor is told (SIGSTOP)"
+                     : m->via == VIA_PROXY ? "must not be given cont, which would start a second guest"
+                                           : "cannot run the guest any more";
     struct ff_error why;
 
     if (m->starter)
         session_note(&m->s, "the QEMU here (pid %d) was kept, and %s: its end may start another "
-                              "one, or remove what the guest uses, by %s. See to that first, then end it: quit, at %s",
-                 (int)m->s.parent_pid, is, m->starter, m->s.o.parent_path);
+                              "one, or remove what the guest uses, by %s. See to that first, then end it: %s, at %s",
+                 (int)m->s.parent_pid, is, m->starter, end, m->s.o.parent_path);
     else if (m->keep_source)
-        session_note(&m->s, "the QEMU here (pid %d) was kept, and %s; end it: quit, at %s",
-                 (int)m->s.parent_pid, is, m->s.o.parent_path);
+        session_note(&m->s, "the QEMU here (pid %d) was kept, and %s; end it: %s, at %s",
+                 (int)m->s.parent_pid, is, end, m->s.o.parent_path);
     else if (move_quit_parent(m, &why))
         session_note(&m->s, "the QEMU here (pid %d) no longer runs the guest; end it: %s", (int)m->s.parent_pid,
                  why.text);

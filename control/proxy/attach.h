@@ -30,10 +30,12 @@
 #include "proxy_state.h"
 
 int attach_source_ready(struct proxy *p, struct ff_error *err); /* (1) to (5), all but GO */
+bool attach_has_stopped(const struct proxy *p); /* the guest was told to stop */
 void attach_source_back(struct proxy *p);  /* its threads go on: GO was not sent, or came to nothing */
 void attach_source_over(struct proxy *p, int code); /* (8); after GO, whatever came of it */
 
 int attach_dest_ready(struct proxy *p, struct ff_error *err); /* (1) to (4) */
+bool attach_dest_listens(const struct proxy *p); /* its QEMU may be ended: it has nobody else's guest */
 int attach_dest_finish(struct proxy *p, struct ff_error *err); /* starts the thread for (7) */
 
 void attach_free(struct proxy *p);

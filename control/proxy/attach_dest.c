@@ -20,6 +20,8 @@ static int look_at_dest(struct proxy *p, struct ff_error *err)
     if (rc)
         return rc;
     p->pid = p->o->pid ? p->o->pid : qmp_pid(p->q);
+    if (p->pid <= 0)
+        return ff_error_set(err, ESRCH, "QEMU: its process is not of this PID namespace: name it by --pid");
     rc = proxy_qemu_status(p, status, NULL, err);
     if (!rc && strcmp(status, "inmigrate"))
         rc = ff_error_set(err, EINVAL, "QEMU: it waits for no migration, it is %s (start it with -incoming defer)",
@@ -32,7 +34,15 @@ static int look_at_dest(struct proxy *p, struct ff_error *err)
         rc = proxy_qmp(p, "migrate-set-capabilities",
                        json_pack("{s:[{s:s,s:b}]}", "capabilities", "capability", "late-block-activate", "state", 1),
                        NULL, err);
-    return rc ? rc : proxy_qemu_listen(p, err);
+    if (!rc)
+        rc = proxy_qemu_listen(p, err);
+    p->attach->listens = !rc;
+    return rc;
+}
+
+bool attach_dest_listens(const struct proxy *p)
+{
+    return p->attach && p->attach->listens;
 }
 
 static int open_dest(struct proxy *p, struct ff_error *err)
@@ -55,10 +65,10 @@ static int open_dest(struct proxy *p, struct ff_error *err)
 
 static int watch_memory(struct proxy *p, struct ff_error *err)
 {
-    struct attach *a = p->attach;
+    struct watch *w = &p->attach->watch;
 
-    a->is_watched = true;
-    return watch_begin(&a->watch, p->pid, p->blocks, p->n_blocks, err);
+    return p->o->watcher ? watcher_begin(w, p->o->watcher, p->pid, p->blocks, p->n_blocks, err)
+                         : watch_begin(w, p->pid, 0, p->blocks, p->n_blocks, err);
 }
 
 static int take_state(struct proxy *p, struct ff_error *err)
@@ -83,6 +93,15 @@ static int take_state(struct proxy *p, struct ff_error *err)
     return rc ? rc : proxy_check(p, err);
 }
 
+/* QEMU may wait for a page, and the page for a link, which does not come again before GO */
+static void on_break(void *opaque, const char *reason)
+{
+    const struct proxy *p = opaque;
+
+    (void)reason;
+    shutdown(p->sock, SHUT_RDWR);
+}
+
 static int give_stream(struct proxy *p, struct ff_error *err)
 {
     struct sockaddr_un to = {.sun_family = AF_UNIX};
@@ -93,7 +112,9 @@ static int give_stream(struct proxy *p, struct ff_error *err)
     p->sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (p->sock < 0 || connect(p->sock, (struct sockaddr *)&to, sizeof(to)))
         return ff_error_set(err, errno, "proxy: connect to %s: %s", p->o->path, strerror(errno));
+    ff_dest_on_break(p->dest, on_break, p);
     int rc = proxy_write(p->sock, p->attach->stream.data, p->attach->stream.len, err);
+    ff_dest_on_break(p->dest, NULL, NULL);
     shutdown(p->sock, SHUT_WR);
     return rc;
 }

@@ -8,7 +8,7 @@
 #include "attach.h"
 #include "hold.h"
 #include "incoming_stream.h"
-#include "watch.h"
+#include "watcher.h"
 
 #define ATTACH_SMALL_BYTES (1u << 20) /* below it a block travels with the state */
 
@@ -21,7 +21,7 @@ struct attach {
     bool stopped;      /* source: the guest was told to */
     struct hold *hold; /* source */
     struct watch watch; /* destination */
-    bool is_watched;
+    bool listens; /* destination: its QEMU waits for a migration, which is ours */
 };
 
 static inline bool attach_is_main(const struct outside_block *b)

@@ -75,6 +75,8 @@ static int look_at_source(struct proxy *p, struct ff_error *err)
     if (rc)
         return rc;
     p->pid = p->o->pid ? p->o->pid : qmp_pid(p->q);
+    if (p->pid <= 0)
+        return ff_error_set(err, ESRCH, "QEMU: its process is not of this PID namespace: name it by --pid");
     rc = proxy_qemu_status(p, status, &p->was_running, err);
     if (!rc && !p->was_running)
         rc = ff_error_set(err, ENOTSUP, "QEMU: its guest is %s: by attaching only a guest that runs is moved yet "
@@ -124,21 +126,57 @@ static int read_small(struct proxy *p, struct ff_error *err)
     return 0;
 }
 
-/* From here on a failure gives the guest back: stay_here() */
+/* Another monitor may have given `cont` since its state was looked at last */
+static int check_still_stopped(struct qmp *q, struct ff_error *err)
+{
+    bool ran = false;
+
+    qmp_drain(q);
+    for (json_t *e; (e = qmp_take_event(q)); json_decref(e))
+        ran |= !strcmp(text_of(e, "event"), "RESUME");
+    return ran ? ff_error_set(err, EBUSY, "QEMU: somebody has given `cont` while its state was saved: move it again") : 0;
+}
+
+/* A guest that starts anew makes some blocks longer */
+static int check_same_blocks(struct proxy *p, struct ff_error *err)
+{
+    const struct attach *a = p->attach;
+    FF_AUTO_FREE struct outside_block *now = NULL;
+    unsigned n = 0;
+    int rc = outside_list(p->q, &now, &n, err);
+    bool same = n == a->n_all;
+
+    for (unsigned i = 0; !rc && same && i < n; i++)
+        same = !strcmp(now[i].name, a->all[i].name) && now[i].len_bytes == a->all[i].len_bytes &&
+               (!now[i].hva || now[i].hva == a->all[i].hva);
+    return rc || same ? rc : ff_error_set(err, EAGAIN, "QEMU: its memory blocks have changed since: the guest has just "
+                                          "started, or a device was plugged: move it again");
+}
+
+/* Since it was looked at first the guest may have got a device, or mounted a host's folder. Then a failure gives
+ * the guest back: stay_here() */
 static int stop_and_save(struct proxy *p, struct ff_error *err)
 {
     struct attach *a = p->attach;
     FF_AUTO_FREE uint8_t *state = NULL;
     size_t len;
 
-    a->stopped = true;
-    p->pause_ns = ff_now_ns();
-    int rc = proxy_qmp(p, "stop", NULL, NULL, err);
     pthread_mutex_lock(&p->qmp_lock);
+    int rc = movable_check(p->q, err);
+    for (json_t *e; !rc && (e = qmp_take_event(p->q)); json_decref(e))
+        continue;
+    p->pause_ns = ff_now_ns();
+    a->stopped = !rc;
+    if (!rc)
+        rc = qmp_command(p->q, "stop", NULL, NULL, err);
+    if (!rc)
+        rc = check_same_blocks(p, err);
     if (!rc)
         rc = device_state_save(p->q, true, &state, &len, err);
     if (!rc) /* nobody's input changes memory any more */
         rc = hold_begin(p->pid, &a->hold, err);
+    if (!rc)
+        rc = check_still_stopped(p->q, err);
     atomic_store(&p->is_held, a->hold != NULL);
     pthread_mutex_unlock(&p->qmp_lock);
     if (!rc && ff_failpoint("attach.state"))
@@ -194,7 +232,7 @@ void attach_source_back(struct proxy *p)
     atomic_store(&p->is_held, false);
 }
 
-/* Where nobody knows what has become of the guest its QEMU stands still: no monitor makes it run */
+/* One that is kept, or of which nobody knows what has become of its guest, stands still: no monitor makes it run */
 void attach_source_over(struct proxy *p, int code)
 {
     struct attach *a = p->attach;
@@ -204,10 +242,14 @@ void attach_source_over(struct proxy *p, int code)
     if (!code && !p->o->keep) {
         hold_kill(a->hold);
     } else {
-        if (code)
-            kill(p->pid, SIGSTOP);
+        kill(p->pid, SIGSTOP);
         hold_end(a->hold);
     }
     a->hold = NULL;
     atomic_store(&p->is_held, false);
+}
+
+bool attach_has_stopped(const struct proxy *p)
+{
+    return p->attach && p->attach->stopped;
 }

@@ -70,6 +70,7 @@ enum {
  * @from_stream: main memory comes by QEMU's own stream as well: the engine has none, and nobody looks
  *           into a QEMU. Both sides; no domain
  * @attach:  no migration of QEMU's own: attach.h. Both sides; no domain
+ * @watcher: destination, with @attach: watcher.h's socket; NULL: this process may attach itself
  * @keep:    source, with @attach: the QEMU is not ended when its guest is there
  * @metrics_dir: count there; NULL: nowhere
  * @json:    events on standard output, an object a line
@@ -77,7 +78,7 @@ enum {
  *           virsh migrate
  */
 struct proxy_options {
-    const char *qmp, *path, *address, *monitor, *rundir, *domain, *to, *metrics_dir;
+    const char *qmp, *path, *address, *monitor, *rundir, *domain, *to, *metrics_dir, *watcher;
     pid_t pid;
     bool json, untested, keyed, from_stream, attach, keep;
     char *const *argv;

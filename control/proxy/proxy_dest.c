@@ -354,7 +354,7 @@ static int follow_dest(struct proxy *p)
     if (rc) {
         proxy_fail(p, &why);
         proxy_say_why(p, "failed", &why);
-        if (p->has_forward || p->child || p->attach)
+        if (p->has_forward || p->child || attach_dest_listens(p))
             proxy_qemu_end(p);
         return PROXY_EXIT_HERE;
     }

@@ -309,7 +309,7 @@ static int stay_here(struct proxy *p, const struct ff_error *why)
         ff_source_cancel(p->source);
     proxy_say_why(p, "failed", why);
     attach_source_back(p);
-    if (!p->has_forward && !p->attach)
+    if (p->o->attach ? !attach_has_stopped(p) : !p->has_forward)
         return PROXY_EXIT_HERE;
     int rc = proxy_qemu_take_back(p, &back);
     if (p->o->domain) /* libvirt waits for the QEMU there, which waits for the stream */

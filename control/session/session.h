@@ -114,6 +114,7 @@ struct session_options {
     const char *metrics_dir; /* of every host; NULL: nothing is counted */
     unsigned n, timeout_s;   /* VMs; seconds without anything new */
     bool json, quiet;
+    bool watcher;            /* agents with one: farfork agent */
     bool unconfined;         /* its user vouches for the guest's command line: agents without a filter */
     bool stays;              /* this program ends after the VMs */
 };

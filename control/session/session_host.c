@@ -51,6 +51,8 @@ static void agent_argv(const struct session *s, const struct host *h, struct str
     /* what runs there instead of QEMU is not known */
     if (s->o.qemu || s->o.unconfined)
         strv_add(w, "--unconfined");
+    if (s->o.watcher)
+        strv_add(w, "--watcher");
     if (h->stays)
         strv_add(w, "--stay");
     strv_add(w, "--children");

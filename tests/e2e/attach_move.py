@@ -22,7 +22,7 @@ def state_of(guest):
 
 class Attach(Move):
     def __init__(self, t, a, *args, **more):
-        super().__init__(t, a, '--via', 'attach', '--unconfined', *args, **more)
+        super().__init__(t, a, '--via', 'attach', *args, **more)
 
 
 def moves(t, accel, memory):
@@ -60,9 +60,6 @@ def killed(t, accel):
 def refused(t, accel):
     with Parent(t, accel, 'anon') as a:
         a.start_load()
-        with Move(t, a, '--via', 'attach') as m:
-            m.end(1, 'here', 'give --unconfined')
-            check_here(m, a)
         a.qmp('stop')
         with Attach(t, a) as m:
             m.end(1, 'here', 'only a guest that runs')

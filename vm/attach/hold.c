@@ -35,6 +35,8 @@
 #define STOP_LIMIT_MS 2000
 #define LOOK_NS 20000
 #define END_LOOK_NS 10000000u
+#define PF_IO_WORKER 0x10u /* include/linux/sched.h */
+#define PF_USER_WORKER 0x4000u
 
 struct held {
     pid_t tid;
@@ -62,13 +64,30 @@ static struct held *find_held(struct hold *h, pid_t tid)
     return NULL;
 }
 
+/* A thread that has just ended, or one of the kernel's own, which does what the others have told it to: io_uring's,
+ * vhost's. By proc_pid_stat(5) */
+static bool is_none_of_its_own(pid_t pid, pid_t tid)
+{
+    FF_AUTO_FREE char *path = xprintf("/proc/%d/task/%d/stat", (int)pid, (int)tid);
+    char line[512] = "", state = 'X';
+    unsigned flags = 0;
+    FILE *f = fopen(path, "re");
+
+    if (f && fgets(line, sizeof(line), f) && strrchr(line, ')'))
+        sscanf(strrchr(line, ')') + 1, " %c %*d %*d %*d %*d %*d %u", &state, &flags);
+    if (f)
+        fclose(f);
+    return state == 'X' || state == 'Z' || flags & (PF_IO_WORKER | PF_USER_WORKER);
+}
+
 static int seize_one(struct hold *h, pid_t tid)
 {
     if (ptrace(PTRACE_SEIZE, tid, NULL, NULL)) {
-        int why = errno, rc = why == EPERM ? outside_may(h->pid, true, &h->why) : 0;
+        const int why = errno;
 
-        if (why == ESRCH && tid != h->pid)
-            return 0; /* it has ended since */
+        if (tid != h->pid && (why == ESRCH || (why == EPERM && is_none_of_its_own(h->pid, tid))))
+            return 0;
+        int rc = why == EPERM ? outside_may(h->pid, true, &h->why) : 0;
         return rc ? rc : ff_error_set(&h->why, why, "process %d: hold its thread %d: %s%s", (int)h->pid, (int)tid,
                                       strerror(why), why == EPERM ? " (a debugger traces it?)" : "");
     }
@@ -95,7 +114,7 @@ static int seize_all(struct hold *h, unsigned *n_new)
         if (tid <= 0 || find_held(h, tid))
             continue;
         rc = seize_one(h, tid);
-        (*n_new)++;
+        *n_new += find_held(h, tid) != NULL;
     }
     closedir(dir);
     return rc;
@@ -112,6 +131,8 @@ static int wait_one(struct hold *h, struct held *t, uint64_t end)
         if (waitid(P_PID, (id_t)t->tid, &now, how | WEXITED | WNOWAIT) ||
             (now.si_pid && now.si_code != CLD_TRAPPED)) {
             t->has_ended = true;
+            if (t->tid != h->pid) /* nobody else hears of it, and it is no end of the process */
+                waitid(P_PID, (id_t)t->tid, &now, how | WEXITED);
         } else if (now.si_pid && !waitid(P_PID, (id_t)t->tid, &now, how) && now.si_pid) {
             t->is_stopped = true;
             t->signal = now.si_status >> 8 ? 0 : now.si_status;

@@ -43,6 +43,7 @@
 #include "xalloc.h"
 
 #define STOP_LIMIT_MS 2000
+#define CALL_LIMIT_MS 60000 /* the registers there are not its own by then: it could not go on without them */
 #define LOOK_NS 20000
 #define RESTARTS 1000 /* of one call: a signal may be on its way */
 #define USER_CS 0x33  /* of 64-bit code */
@@ -55,6 +56,7 @@ struct inject {
     uint64_t mask; /* of its signals */
     int signal;    /* that came meanwhile and could not be blocked; 0: none */
     bool stopped, lost;
+    unsigned filters; /* that are known to do no harm */
 };
 
 static int lose(struct inject *in, int code, const char *what, struct ff_error *err)
@@ -66,10 +68,10 @@ static int lose(struct inject *in, int code, const char *what, struct ff_error *
 }
 
 /* @signo: a signal; 0: an event of ptrace(2). An end is left to who has to hear it, this process perhaps */
-static int wait_stop(struct inject *in, int *signo, struct ff_error *err)
+static int wait_stop(struct inject *in, int limit_ms, int *signo, struct ff_error *err)
 {
     const int how = WSTOPPED | WNOHANG | __WALL | __WNOTHREAD;
-    uint64_t end = ff_now_ms() + STOP_LIMIT_MS;
+    uint64_t end = ff_now_ms() + (uint64_t)limit_ms;
 
     for (;;) {
         siginfo_t now = {0};
@@ -84,7 +86,7 @@ static int wait_stop(struct inject *in, int *signo, struct ff_error *err)
             return 0;
         }
         if (ff_now_ms() > end)
-            return lose(in, ETIMEDOUT, "its main thread has not stopped within 2 s: it waits for what nothing "
+            return lose(in, ETIMEDOUT, "its main thread has not stopped in time: it waits for what nothing "
                                        "interrupts, a disk or a program that it starts: try again", err);
         nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
     }
@@ -100,7 +102,7 @@ static int step(struct inject *in, struct user_regs_struct *r, struct ff_error *
         if (ptrace(PTRACE_SINGLESTEP, in->pid, NULL, NULL))
             return lose(in, errno, "single step", err);
         in->stopped = false;
-        int rc = wait_stop(in, &signo, err); /* an event: all of it stops, or is to go on */
+        int rc = wait_stop(in, CALL_LIMIT_MS, &signo, err); /* an event: all of it stops, or is to go on */
         if (rc)
             return rc;
         if (ptrace(PTRACE_GETREGS, in->pid, NULL, r))
@@ -208,7 +210,9 @@ static int seize(struct inject *in, struct ff_error *err)
 /* While it is stopped: of a process without one nobody can get one */
 static int suspend_filter(struct inject *in, struct ff_error *err)
 {
-    if (status_number(in->pid, "Seccomp:") == 0 ||
+    int n = status_number(in->pid, "Seccomp_filters:"); /* Linux 5.9 */
+
+    if (status_number(in->pid, "Seccomp:") == 0 || (n > 0 && (unsigned)n <= in->filters) ||
         !ptrace(PTRACE_SETOPTIONS, in->pid, NULL, (void *)(uintptr_t)PTRACE_O_SUSPEND_SECCOMP))
         return 0;
     return ff_error_set(err, EPERM,
@@ -227,7 +231,7 @@ static int stop_there(struct inject *in, struct ff_error *err)
     do { /* a signal that came first is delivered first */
         if (signo && ptrace(PTRACE_CONT, in->pid, NULL, (void *)(intptr_t)signo))
             return lose(in, errno, "deliver a signal", err);
-        if ((rc = wait_stop(in, &signo, err)))
+        if ((rc = wait_stop(in, STOP_LIMIT_MS, &signo, err)))
             return rc;
     } while (signo);
     if (ptrace(PTRACE_GETREGS, in->pid, NULL, &in->regs) ||
@@ -256,6 +260,7 @@ static void release_thread(struct inject *in)
 
 struct run {
     pid_t pid;
+    unsigned filters;
     int (*fn)(struct inject *in, void *opaque, struct ff_error *err);
     void *opaque;
     struct ff_error *err;
@@ -265,7 +270,7 @@ struct run {
 static void *run_main(void *opaque)
 {
     struct run *r = opaque;
-    struct inject in = {.pid = r->pid};
+    struct inject in = {.pid = r->pid, .filters = r->filters};
 
     if ((r->rc = seize(&in, r->err)))
         return NULL;
@@ -276,11 +281,11 @@ static void *run_main(void *opaque)
     return NULL;
 }
 
-int inject_run(pid_t pid, int (*fn)(struct inject *in, void *opaque, struct ff_error *err), void *opaque,
+int inject_run(pid_t pid, unsigned filters, int (*fn)(struct inject *in, void *opaque, struct ff_error *err), void *opaque,
                struct ff_error *err)
 {
     struct ff_error why = {0};
-    struct run r = {.pid = pid, .fn = fn, .opaque = opaque, .err = err ? err : &why};
+    struct run r = {.pid = pid, .filters = filters, .fn = fn, .opaque = opaque, .err = err ? err : &why};
     pthread_t thread;
     int rc = ff_thread_start(&thread, run_main, &r, "inject", r.err);
 

@@ -17,6 +17,8 @@ struct inject;
 
 /**
  * inject_run() - stop the main thread of a process, and let @fn make system calls in it
+ * @filters: of system calls, which are known to let the calls of @fn pass; one that has more needs this process to
+ *           suspend them, and the right to
  * @fn: runs in a thread of its own, which is the tracer; its other threads run on meanwhile
  *
  * x86-64 alone. Afterwards the thread goes on as if nothing had been: a call that it waited in goes
@@ -28,7 +30,7 @@ struct inject;
  *         traces it; -ETIMEDOUT: its thread does not stop, as one that waits for its vfork(2);
  *         -ENOTSUP: it is not a 64-bit program
  */
-int inject_run(pid_t pid, int (*fn)(struct inject *in, void *opaque, struct ff_error *err), void *opaque,
+int inject_run(pid_t pid, unsigned filters, int (*fn)(struct inject *in, void *opaque, struct ff_error *err), void *opaque,
                struct ff_error *err);
 
 /**

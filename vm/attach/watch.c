@@ -19,6 +19,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -29,6 +30,8 @@
 #ifndef MADV_DONTNEED_LOCKED
 #define MADV_DONTNEED_LOCKED 24
 #endif
+
+#define PART_BYTES (1ull << 30) /* one call frees so much: a call has a limit of time */
 
 struct empty {
     struct watch *w;
@@ -91,57 +94,64 @@ static int register_blocks(struct watch *w, struct ff_error *err)
     return 0;
 }
 
+static int empty_part(struct inject *in, const struct outside_block *b, uint64_t at, uint64_t len, bool is_shared,
+                      struct ff_error *err)
+{
+    uint64_t args[INJECT_ARGS] = {b->hva + at, len, is_shared ? MADV_REMOVE : MADV_DONTNEED};
+    int64_t got;
+    int rc = inject_call(in, SYS_madvise, args, &got, err);
+
+    if (!rc && got == -EINVAL && !is_shared) { /* mlock(2)ed */
+        args[2] = MADV_DONTNEED_LOCKED;
+        rc = inject_call(in, SYS_madvise, args, &got, err);
+    }
+    return rc || got >= 0 ? rc : ff_error_set(err, (int)-got, "QEMU: empty block %s: %s", b->name, strerror((int)-got));
+}
+
 static int empty_there(struct inject *in, void *opaque, struct ff_error *err)
 {
     const struct empty *e = opaque;
+    int rc = 0;
 
-    for (unsigned i = 0; i < e->w->n; i++) {
+    for (unsigned i = 0; i < e->w->n && !rc; i++) {
         const struct outside_block *b = &e->w->blocks[i];
-        uint64_t args[INJECT_ARGS] = {b->hva, b->len_bytes, e->is_shared[i] ? MADV_REMOVE : MADV_DONTNEED};
-        int64_t got;
-        int rc = inject_call(in, SYS_madvise, args, &got, err);
 
-        if (!rc && got == -EINVAL && !e->is_shared[i]) { /* mlock(2)ed */
-            args[2] = MADV_DONTNEED_LOCKED;
-            rc = inject_call(in, SYS_madvise, args, &got, err);
-        }
-        if (rc)
-            return rc;
-        if (got < 0)
-            return ff_error_set(err, (int)-got, "process %d: empty block %s: %s", (int)e->w->pid, b->name,
-                                strerror((int)-got));
+        for (uint64_t at = 0; at < b->len_bytes && !rc; at += PART_BYTES)
+            rc = empty_part(in, b, at, FF_MIN(PART_BYTES, b->len_bytes - at), e->is_shared[i], err);
     }
-    return 0;
+    return rc;
 }
 
-int watch_begin(struct watch *w, pid_t pid, const struct outside_block *b, unsigned n, struct ff_error *err)
+int watch_begin(struct watch *w, pid_t pid, unsigned filters, const struct outside_block *b, unsigned n, struct ff_error *err)
 {
     FF_AUTO_FREE bool *is_shared = calloc(n + 1, sizeof(*is_shared));
     struct empty e = {w, is_shared};
     int rc = 0;
 
-    *w = (struct watch){.pid = pid, .fd = -1, .there = -1, .blocks = b, .n = n};
+    *w = (struct watch){.pid = pid, .fd = -1, .there = -1, .by = -1, .filters = filters, .blocks = b, .n = n};
     if (!is_shared)
         return ff_error_set(err, ENOMEM, "watch: out of memory");
     for (unsigned i = 0; i < n && !rc; i++)
         rc = check_can_watch(pid, &b[i], &is_shared[i], err);
     if (!rc)
-        rc = inject_run(pid, make_there, &e, err);
+        rc = inject_run(pid, filters, make_there, &e, err);
     if (!rc)
         rc = register_blocks(w, err);
-    return rc ? rc : inject_run(pid, empty_there, &e, err);
+    return rc ? rc : inject_run(pid, filters, empty_there, &e, err);
 }
 
 int watch_stop(const struct watch *w, struct ff_error *err)
 {
-    for (unsigned i = 0; i < w->n; i++) {
+    int rc = 0;
+
+    for (unsigned i = 0; i < w->n; i++) { /* of the others, too, where a device was unplugged with its block */
         struct uffdio_range r = {w->blocks[i].hva, w->blocks[i].len_bytes};
 
         if (ioctl(w->fd, UFFDIO_UNREGISTER, &r))
-            return ff_error_set(err, errno, "process %d: watch block %s no longer: %s", (int)w->pid,
-                                w->blocks[i].name, strerror(errno));
+            rc = ff_error_set(err, errno, "process %d: watch block %s no longer: %s", (int)w->pid, w->blocks[i].name,
+                              strerror(errno));
     }
-    return 0;
+    return rc;
 }
 
 static int close_there(struct inject *in, void *opaque, struct ff_error *err)
@@ -153,11 +163,22 @@ static int close_there(struct inject *in, void *opaque, struct ff_error *err)
     return inject_call(in, SYS_close, args, &got, err);
 }
 
+/* Whether it has done so is of no weight: what is left there watches nothing */
+static int end_by(struct watch *w, struct ff_error *err)
+{
+    char answer[1024];
+
+    if (send(w->by, "e", 1, MSG_NOSIGNAL) != 1 || recv(w->by, answer, sizeof(answer), 0) <= 0)
+        return ff_error_set(err, errno ? errno : EPIPE, "watcher: %s", strerror(errno));
+    return 0;
+}
+
 int watch_end(struct watch *w, struct ff_error *err)
 {
-    int rc = w->there >= 0 ? inject_run(w->pid, close_there, w, err) : 0;
+    int rc = w->there < 0 ? 0 : w->by >= 0 ? end_by(w, err) : inject_run(w->pid, w->filters, close_there, w, err);
 
     ff_close_fd(&w->fd);
+    ff_close_fd(&w->by);
     w->there = -1;
     return rc;
 }

@@ -11,12 +11,15 @@ struct watch {
     pid_t pid;
     int fd;    /* the userfaultfd, a duplicate: the caller's */
     int there; /* its number in that process, which keeps it until watch_end() */
+    int by;    /* watcher.h: who may attach; -1: this process */
+    unsigned filters; /* as inject_run() has it */
     const struct outside_block *blocks; /* borrowed */
     unsigned n;
 };
 
 /**
  * watch_begin() - watch these blocks of a process, and empty them: every page is missing then
+ * @filters: as inject_run() has it
  * @b: with addresses; borrowed until watch_end()
  * @w: set, also on failure: watch_end() may follow
  *
@@ -27,7 +30,7 @@ struct watch {
  * Return: 0; -ENOTSUP: a block is a private view of a file, or of huge pages; -EPERM: that process may not make a
  *         userfaultfd, or as inject_run(); else as inject_run(), outside_open()
  */
-int watch_begin(struct watch *w, pid_t pid, const struct outside_block *b, unsigned n,
+int watch_begin(struct watch *w, pid_t pid, unsigned filters, const struct outside_block *b, unsigned n,
                 struct ff_error *err);
 
 /* Every page that is missing still reads as zeros from now on, whoever waited for it. Return: 0; -errno */

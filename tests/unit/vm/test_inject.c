@@ -132,7 +132,7 @@ static int ask(pid_t pid, int n)
     struct calls c = {.pid = pid, .n = n};
 
     memset(&err, 0, sizeof(err));
-    return inject_run(pid, ask_pid, &c, &err);
+    return inject_run(pid, 0, ask_pid, &c, &err);
 }
 
 static void ask_well(pid_t pid, int n)
@@ -346,7 +346,7 @@ static void test_stopped_meanwhile(void **state)
 
     for (int i = 0; i < 20; i++) {
         struct calls calls = {.pid = c.pid, .n = 3};
-        assert_int_equal(inject_run(c.pid, stop_it, &calls, &err), 0);
+        assert_int_equal(inject_run(c.pid, 0, stop_it, &calls, &err), 0);
         wait_state(c.pid, 'T'); /* it is not forgotten */
         kill(c.pid, SIGCONT);
         wait_state(c.pid, 'S');
@@ -400,7 +400,7 @@ static void test_ends_meanwhile(void **state)
     struct child c = start(reads);
     struct calls calls = {.pid = c.pid, .n = 1000000};
 
-    assert_int_equal(inject_run(c.pid, kill_it, &calls, &err), -ESRCH);
+    assert_int_equal(inject_run(c.pid, 0, kill_it, &calls, &err), -ESRCH);
     assert_non_null(strstr(err.text, "process"));
     assert_int_equal(waitpid(c.pid, &status, 0), c.pid); /* its parent hears it all the same */
     assert_true(WIFSIGNALED(status));
@@ -447,7 +447,7 @@ static void test_another_program(void **state)
     struct child c = start(execs);
     struct calls calls = {.pid = c.pid, .n = c.go};
 
-    int rc = inject_run(c.pid, let_exec, &calls, &err);
+    int rc = inject_run(c.pid, 0, let_exec, &calls, &err);
     assert_true(rc == -ESRCH || rc == -EIO);
     kill(c.pid, SIGKILL);
     assert_int_equal(waitpid(c.pid, &status, 0), c.pid);
@@ -594,7 +594,7 @@ static void test_six_arguments(void **state)
     (void)state;
     struct child c = start(reads);
 
-    assert_int_equal(inject_run(c.pid, map_there, got, &err), 0);
+    assert_int_equal(inject_run(c.pid, 0, map_there, got, &err), 0);
     assert_int_equal(got[1], -EBADF); /* its failure is no failure of the injection */
     snprintf(path, sizeof(path), "/proc/%d/maps", (int)c.pid);
     int fd = open(path, O_RDONLY | O_CLOEXEC);

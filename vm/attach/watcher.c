@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * watcher.c - a process that may attach, and watches memory for one that may not: watcher.h
+ */
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "fd_pass.h"
+#include "watcher.h"
+#include "xalloc.h"
+
+#define BLOCKS_MAX 128u /* of main memory: a QEMU has some */
+#define NAME_LEN 64
+#define DEPTH_MAX 64     /* of descendants */
+#define SANDBOX_FILTERS 1u /* what QEMU's -sandbox adds: it permits the calls that are made */
+#define LIMIT_MS 10000
+
+struct block {
+    uint64_t hva, len_bytes;
+    uint32_t psize, reserved;
+    char name[NAME_LEN];
+};
+
+struct request {
+    uint32_t pid, n;
+    struct block block[BLOCKS_MAX];
+};
+
+struct answer {
+    int32_t rc, there;
+    char text[768];
+};
+
+/* --- the watcher --- */
+
+static int number_of(pid_t pid, const char *name)
+{
+    FF_AUTO_FREE char *path = xprintf("/proc/%d/status", (int)pid), *line = NULL;
+    size_t room = 0;
+    FILE *f = fopen(path, "re");
+    int value = -1;
+
+    while (f && value < 0 && getline(&line, &room, f) > 0)
+        if (!strncmp(line, name, strlen(name)))
+            value = atoi(line + strlen(name));
+    if (f)
+        fclose(f);
+    return value;
+}
+
+static bool is_descendant(pid_t pid, pid_t of)
+{
+    for (int depth = 0; pid > 1 && depth < DEPTH_MAX; depth++) {
+        if (pid == of)
+            return depth > 0;
+        pid = number_of(pid, "PPid:");
+    }
+    return false;
+}
+
+static bool may_ask(int fd, pid_t agent)
+{
+    struct ucred who;
+    socklen_t len = sizeof(who);
+
+    return !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &len) && who.uid == geteuid() &&
+           is_descendant(who.pid, agent);
+}
+
+static bool is_request(const struct request *q, ssize_t len)
+{
+    if (len < (ssize_t)offsetof(struct request, block) || !q->n || q->n > BLOCKS_MAX ||
+        (size_t)len != offsetof(struct request, block) + q->n * sizeof(q->block[0]))
+        return false;
+    for (unsigned i = 0; i < q->n; i++)
+        if (!memchr(q->block[i].name, 0, NAME_LEN))
+            return false;
+    return true;
+}
+
+static void serve_one(int fd, pid_t agent)
+{
+    static struct request q;
+    FF_AUTO_FREE struct outside_block *b = NULL;
+    struct watch w = {.fd = -1, .there = -1};
+    struct answer a = {0};
+    struct ff_error why = {0};
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    int filters = number_of(agent, "Seccomp_filters:"); /* Linux 5.9 */
+    char end;
+
+    if (!may_ask(fd, agent) || poll(&p, 1, LIMIT_MS) <= 0 || !is_request(&q, recv(fd, &q, sizeof(q), MSG_DONTWAIT)))
+        return;
+    b = xcalloc(q.n, sizeof(*b));
+    for (unsigned i = 0; i < q.n; i++) {
+        snprintf(b[i].name, sizeof(b[i].name), "%s", q.block[i].name);
+        b[i].hva = q.block[i].hva;
+        b[i].len_bytes = b[i].max_bytes = q.block[i].len_bytes;
+        b[i].psize = q.block[i].psize;
+    }
+    a.rc = is_descendant((pid_t)q.pid, agent)
+               ? watch_begin(&w, (pid_t)q.pid, filters > 0 ? (unsigned)filters + SANDBOX_FILTERS : 0, b, q.n, &why)
+               : ff_error_set(&why, EPERM, "process %u is none that the agent has started", q.pid);
+    a.there = w.there;
+    snprintf(a.text, sizeof(a.text), "%s", a.rc ? why.text : "");
+    (void)ff_fd_send(fd, &a, sizeof(a), a.rc ? -1 : w.fd);
+    if (!a.rc && recv(fd, &end, 1, 0) == 1) { /* the other side's end says nothing: QEMU keeps it */
+        a.rc = watch_end(&w, &why);
+        snprintf(a.text, sizeof(a.text), "%s", a.rc ? why.text : "");
+        (void)ff_fd_send(fd, &a, sizeof(a), -1);
+    }
+    ff_close_fd(&w.fd);
+}
+
+void watcher_serve(int listener, int alive, pid_t agent)
+{
+    struct pollfd p[2] = {{.fd = listener, .events = POLLIN}, {.fd = alive, .events = POLLIN}};
+
+    while (poll(p, 2, -1) > 0 || errno == EINTR) {
+        int fd = p[0].revents ? accept4(listener, NULL, NULL, SOCK_CLOEXEC) : -1;
+
+        if (fd >= 0)
+            serve_one(fd, agent);
+        ff_close_fd(&fd);
+        if (p[1].revents)
+            return;
+    }
+}
+
+/* --- who asks --- */
+
+static int connect_to(const char *path, struct ff_error *err)
+{
+    struct sockaddr_un to = {.sun_family = AF_UNIX};
+    struct timeval limit = {.tv_sec = LIMIT_MS / 1000};
+
+    if (strlen(path) >= sizeof(to.sun_path))
+        return ff_error_set(err, ENAMETOOLONG, "watcher %s: too long", path);
+    strcpy(to.sun_path, path);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)) ||
+        connect(fd, (struct sockaddr *)&to, sizeof(to))) {
+        ff_error_set(err, errno, "watcher %s: %s", path, strerror(errno));
+        ff_close_fd(&fd);
+        return -err->code;
+    }
+    return fd;
+}
+
+static int take_answer(struct watch *w, struct answer *a, struct ff_error *err)
+{
+    int rc = ff_fd_receive(w->by, a, sizeof(*a), &w->fd);
+
+    if (rc)
+        return ff_error_set(err, rc == -EAGAIN ? ETIMEDOUT : -rc, "watcher: no answer: %s",
+                            rc == -EPIPE ? "it has ended, or refuses to serve this process" : strerror(-rc));
+    a->text[sizeof(a->text) - 1] = '\0';
+    return a->rc ? ff_error_set(err, a->rc < 0 ? -a->rc : EIO, "%s", a->text) : 0;
+}
+
+int watcher_begin(struct watch *w, const char *path, pid_t pid, const struct outside_block *b, unsigned n,
+                  struct ff_error *err)
+{
+    static struct request q;
+    struct answer a;
+
+    *w = (struct watch){.pid = pid, .fd = -1, .there = -1, .by = -1, .blocks = b, .n = n};
+    if (n > BLOCKS_MAX)
+        return ff_error_set(err, E2BIG, "watcher: %u blocks of memory (permitted: %u)", n, BLOCKS_MAX);
+    q.pid = (uint32_t)pid;
+    q.n = n;
+    for (unsigned i = 0; i < n; i++) {
+        q.block[i] = (struct block){b[i].hva, b[i].len_bytes, b[i].psize, 0, ""};
+        snprintf(q.block[i].name, NAME_LEN, "%.*s", NAME_LEN - 1, b[i].name);
+    }
+    w->by = connect_to(path, err);
+    if (w->by < 0)
+        return w->by;
+    size_t len = offsetof(struct request, block) + n * sizeof(q.block[0]);
+    if (send(w->by, &q, len, MSG_NOSIGNAL) != (ssize_t)len)
+        return ff_error_set(err, errno ? errno : EIO, "watcher %s: %s", path, strerror(errno));
+    int rc = take_answer(w, &a, err);
+    w->there = a.there;
+    return rc || w->fd >= 0 ? rc : ff_error_set(err, EPROTO, "watcher %s: no userfaultfd came", path);
+}

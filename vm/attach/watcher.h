@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * watcher.h - a process that may attach, and watches memory for one that may not
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      an agent is confined: its filter of system calls refuses ptrace(2), or whoever takes it over had every
+ *              process of its user. What it needs of that is little: memory of a QEMU that it has started is to be watched.
+ *              A process that it starts before it is confined does that, and nothing else.
+ * Picture      farfork proxy --unix--> watcher --ptrace--> QEMU
+ *                  ^                                        |
+ *                  +------------- its userfaultfd ----------+
+ * Invariants   1. Who asks, and the process that is to be watched, are the agent's descendants and its user's.
+ *              2. The watcher reads one fixed message, bounded before anything is allocated, and opens no file that a message names.
+ *              3. The calls are userfaultfd(2), madvise(2) and close(2), with addresses that /proc/PID/maps has.
+ */
+#ifndef FF_VM_ATTACH_WATCHER_H
+#define FF_VM_ATTACH_WATCHER_H
+
+#include "watch.h"
+
+/* The watcher: serve those who come to @listener until nobody holds the other end of @alive and nobody is
+ * served. @agent: whose descendants; its filter of system calls, which they have, too, only refuses */
+void watcher_serve(int listener, int alive, pid_t agent);
+
+/* As watch_begin(), by the watcher that listens at @path. -ECONNREFUSED, -ENOENT: there is none; -ETIMEDOUT */
+int watcher_begin(struct watch *w, const char *path, pid_t pid, const struct outside_block *b, unsigned n,
+                  struct ff_error *err);
+
+#endif
