@@ -327,7 +327,7 @@ static char **unpack_list(char **w, const char *end, bool until)
     return v;
 }
 
-/* In the child; @words stays */
+/* In the child; @words stays. It has its own arguments before it waits: who ends it knows it by them */
 static void exec_program(const struct request *r, char *words, int fd, int *argc, char ***argv)
 {
     const char *end = words + r->bytes;
@@ -335,24 +335,26 @@ static void exec_program(const struct request *r, char *words, int fd, int *argc
     char *at = words + strlen(words) + 1, go = 0;
     ssize_t n;
 
+    p.cwd = *at ? at : NULL;
+    at += strlen(at) + 1;
+    char *const **before = calloc(r->before + 1, sizeof(*before));
+    bool room = before;
+    for (uint32_t i = 0; room && i < r->before; i++)
+        room = (before[i] = unpack_list(&at, end, true)) != NULL;
+    char *first = at;
+    int rc = room ? set_arguments(first, (size_t)(end - first)) : 0;
     while ((n = read(fd, &go, 1)) < 0 && errno == EINTR)
         ;
     if (n != 1 || go != 'g')
         _exit(127);
-    p.cwd = *at ? at : NULL;
-    at += strlen(at) + 1;
-    char *const **before = calloc(r->before + 1, sizeof(*before));
-    for (uint32_t i = 0; i < r->before; i++)
-        if (!before || !(before[i] = unpack_list(&at, end, true)))
-            give_up(fd, "start", words, ENOMEM);
-    p.before = before;
-    prepare(&p, fd);
-    free(before);
-    char *first = at;
-    int rc = set_arguments(first, (size_t)(end - first));
+    if (!room)
+        give_up(fd, "start", words, ENOMEM);
     *argv = unpack_list(&at, end, false);
     if (rc || !*argv)
         give_up(fd, "set the arguments of", first, rc ? -rc : ENOMEM);
+    p.before = before;
+    prepare(&p, fd);
+    free(before);
     for (*argc = 0; (*argv)[*argc]; ++*argc)
         ;
     close(fd);

@@ -208,19 +208,27 @@ static void test_descriptors(void **state)
 static void test_fork(void **state)
 {
     char *const argv[] = {"program", "", "a  b", "$HOME", NULL};
-    char *const first[] = {"/bin/echo", "first", NULL}, *const second[] = {"/bin/pwd", NULL};
+    char look[128], text[4096], path[64];
+    char *const first[] = {"/bin/sh", "-c", look, NULL}, *const second[] = {"/bin/pwd", NULL};
     char *const *const before[] = {first, second, NULL};
     struct ff_process p = {.log = log_path, .cwd = "/", .argv = argv, .before = before};
-    char text[4096], path[64];
     pid_t pid[3];
     int fd;
     (void)state;
 
+    snprintf(look, sizeof(look), "cat /proc/$PPID/cmdline >%s/before", dir);
     assert_int_equal(ff_process_wait_server(sock, &err), 0);
     close(open(hold_path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
     for (int i = 0; i < 3; i++) {
         assert_int_equal(by_fork(&p, &pid[i], &fd), 0);
         assert_int_equal(read_all(fd, text, sizeof(text)), 0);
+        if (!i) { /* it is known by its arguments while it prepares */
+            snprintf(path, sizeof(path), "%s/before", dir);
+            size_t len = read_all(open(path, O_RDONLY | O_CLOEXEC), text, sizeof(text));
+            assert_int_equal(len, sizeof("program\0\0a  b\0$HOME"));
+            assert_memory_equal(text, "program\0\0a  b\0$HOME", len);
+            unlink(path);
+        }
         assert_int_equal(getpgid(pid[i]), pid[i]);
         snprintf(path, sizeof(path), "/proc/%d/cmdline", (int)pid[i]);
         size_t len = read_all(open(path, O_RDONLY | O_CLOEXEC), text, sizeof(text));
