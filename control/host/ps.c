@@ -175,14 +175,6 @@ struct search {
     struct strv *kept; /* what stays, and why */
 };
 
-/* Where the path that @at is in begins, in an option's value */
-static const char *path_before(const char *word, const char *at)
-{
-    while (at > word && !strchr("=:,", at[-1]))
-        at--;
-    return at;
-}
-
 static bool is_same_folder(const char *a, const char *b)
 {
     struct stat x, y;
@@ -190,17 +182,30 @@ static bool is_same_folder(const char *a, const char *b)
     return !stat(a, &x) && !stat(b, &y) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-/* A word of it is in BASE/ID/NODE, or it is an agent that was told that ID and NODE */
-static bool names_fork(char *const *words, const char *base, const char *id, const char *node)
+/* @word has a path in @own, BASE/ID/NODE/: by that name, or by another one that is @dir's. A path begins where an
+ * option's value may: with a ':' or '=' in its folder there are several such places */
+static bool is_in_folder(const char *word, const char *part, const char *own, const char *dir)
 {
-    FF_AUTO_FREE char *part = xprintf("/%s/%s/", id, node), *dir = xprintf("%s/%s/%s", base, id, node);
+    for (const char *at = strstr(word, part); at; at = strstr(at + 1, part))
+        for (const char *from = word; from <= at; from++) {
+            if (*from != '/' || (from > word && !strchr("=:,", from[-1])))
+                continue;
+            FF_AUTO_FREE char *path = xprintf("%.*s", (int)(at + strlen(part) - from), from);
+            if (!strcmp(path, own) || is_same_folder(path, own) || is_same_folder(path, dir))
+                return true;
+        }
+    return false;
+}
+
+/* A word of it is in the run directory, which may be gone while its state lasts in @dir; or it is an agent that was
+ * told that ID and NODE */
+static bool names_fork(char *const *words, const char *base, const char *dir, const char *id, const char *node)
+{
+    FF_AUTO_FREE char *part = xprintf("/%s/%s/", id, node), *own = xprintf("%s%s", base, part);
     bool says_id = false, says_node = false;
 
     for (; *words; words++) {
-        const char *at = strstr(*words, part);
-        FF_AUTO_FREE char *path = at ? xprintf("%.*s", (int)(at + strlen(part) - path_before(*words, at)),
-                                               path_before(*words, at)) : NULL;
-        if (path && is_same_folder(path, dir))
+        if (is_in_folder(*words, part, own, dir))
             return true;
         says_id |= words[1] && !strcmp(*words, "--id") && !strcmp(words[1], id);
         says_node |= words[1] && !strcmp(*words, "--node") && !strcmp(words[1], node);
@@ -233,7 +238,7 @@ static bool is_of_fork(const struct search *f, const char *dir, const json_t *s,
         return true;
     int rc = process_argv(get_int(k, pid), &words, &ignored);
     bool ends = rc == -ESRCH || rc == -ENOENT; /* it was killed, and has no memory any more */
-    bool is = ends || (!rc && names_fork(words.v, f->base, strrchr(id, '/') + 1, node + 1));
+    bool is = ends || (!rc && names_fork(words.v, f->base, dir, strrchr(id, '/') + 1, node + 1));
     strv_free(&words);
     if (!is)
         fprintf(stderr, "%s: process %d is left alone: %s/" STATE_FILE " names it, and its command line does not name "

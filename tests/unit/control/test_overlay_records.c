@@ -8,7 +8,6 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <pthread.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -522,82 +521,6 @@ static void test_kill_beside(void **state)
     rundir_remove(dir);
 }
 
-static void *stay(void *arg)
-{
-    pause();
-    return arg;
-}
-
-/* As a process is that is being killed: it has no memory any more, and is there */
-static void leave_a_thread(void)
-{
-    pthread_t thread;
-
-    pthread_create(&thread, NULL, stay, NULL);
-    syscall(SYS_exit, 0);
-}
-
-/* A state file that a confined child has written may name any process: one that has nothing of that fork on its
- * command line is not ended. A link to another folder is no run directory */
-static void test_kill_others(void **state)
-{
-    static const struct { const char *words, *line; bool ends; } cases[] = {
-        {"sleep 100", "exec sleep 100", false}, {"child", "exec sh -c 'sleep 100; :' unix:%s/1.qmp,server=on", true},
-        {"folder alike", "exec sh -c 'sleep 100; :' unix:/other%s/1.qmp", false},
-        {"agent", "exec sh -c 'sleep 100; :' --id f --node n", true},
-        {"another agent", "exec sh -c 'sleep 100; :' --id f --node m", false},
-        {"it was killed, and has not ended yet: no command line", NULL, true}};
-    FF_AUTO_FREE char *elsewhere = in_base("elsewhere"), *folder = in_base("elsewhere/f");
-    (void)state;
-
-    for (size_t i = 0; i < FF_ARRAY_LEN(cases); i++) {
-        FF_AUTO_FREE char *dir = fork_dir("f", false, false, false);
-        FF_AUTO_FREE char *line = cases[i].line ? xprintf(cases[i].line, dir) : NULL;
-        pid_t pid = fork();
-        if (!pid) {
-            alarm(60);
-            if (!line)
-                leave_a_thread();
-            execl("/bin/sh", "sh", "-c", line, NULL);
-            _exit(127);
-        }
-        json_t *s = json_pack("{ss si si s[{si si sI}]}", "id", "f", "agent", 0, "start", 0, "children", "number", 1,
-                              "pid", (int)pid, "start", (json_int_t)process_start_time(pid));
-        assert_int_equal(rundir_write_state(dir, s), 0);
-        FF_AUTO_FREE char *exe = xprintf("/proc/%d/cmdline", (int)pid);
-        for (int n = 0; n < 500; n++) { /* it runs what it is to run */
-            char text[256] = "";
-            FILE *f = fopen(exe, "re");
-            if (f && (fread(text, 1, sizeof(text) - 1, f) ? line && memcmp(text, "sh\0-c\0exec", 10) : !line))
-                n = 500;
-            if (f)
-                fclose(f);
-            poll(NULL, 0, 10);
-        }
-        int code = ps_end(base, "f", 0, true, 5000, false), status;
-        bool ended = waitpid(pid, &status, WNOHANG) == pid;
-        if (ended != cases[i].ends)
-            print_error("%s\n", cases[i].words);
-        assert_int_equal(ended, cases[i].ends);
-        assert_int_equal(code, cases[i].ends ? 0 : 1);
-        if (!ended) {
-            kill(pid, SIGKILL);
-            assert_int_equal(waitpid(pid, NULL, 0), pid);
-            rundir_remove(dir);
-        }
-        json_decref(s);
-    }
-    FF_AUTO_FREE char *dir = fork_dir("f", false, false, false), *fork_folder = in_base("f");
-    assert_int_equal(mkdir(elsewhere, 0700), 0);
-    assert_int_equal(rename(fork_folder, folder), 0);
-    assert_int_equal(symlink(folder, fork_folder), 0);
-    assert_int_equal(ps_end(base, "f", 0, true, 5000, false), 3); /* there is none */
-    unlink(fork_folder);
-    assert_int_equal(rename(folder, fork_folder), 0);
-    rmdir(elsewhere);
-    rundir_remove(dir);
-}
-
 static void test_owner(void **state)
 {
     FF_AUTO_FREE char *dir = fork_dir("f", true, true, false);
@@ -630,7 +553,7 @@ int main(void)
         cmocka_unit_test(test_broken),       cmocka_unit_test(test_sweep),
         cmocka_unit_test(test_not_named),     cmocka_unit_test(test_moved),
         cmocka_unit_test(test_sweep_locked), cmocka_unit_test(test_kill_beside),
-        cmocka_unit_test(test_kill_others),  cmocka_unit_test(test_owner)};
+        cmocka_unit_test(test_owner)};
 
     return cmocka_run_group_tests(tests, make_base, remove_base);
 }
