@@ -169,7 +169,7 @@ void ps_print(const json_t *forks)
 struct search {
     const char *base;
     size_t forks, alive, unknown;
-    size_t others; /* processes that a state file names, and are none of that fork's */
+    struct strv others; /* processes that a state file names, and are none of that fork's: what is said of each */
     int agent; /* this one alone; 0: any */
     bool kill;
     struct strv *kept; /* what stays, and why */
@@ -227,7 +227,7 @@ static bool has_profile(pid_t pid)
 }
 
 /* A record of vmclone's own is out of reach of what is confined */
-static bool is_of_fork(const struct search *f, const char *dir, const json_t *s, const json_t *k, const char *pid)
+static bool is_of_fork(struct search *f, const char *dir, const json_t *s, const json_t *k, const char *pid)
 {
     const char *node = strrchr(dir, '/');
     FF_AUTO_FREE char *id = xprintf("%.*s", (int)(node - dir), dir);
@@ -241,9 +241,9 @@ static bool is_of_fork(const struct search *f, const char *dir, const json_t *s,
     bool is = ends || (!rc && names_fork(words.v, f->base, dir, strrchr(id, '/') + 1, node + 1));
     strv_free(&words);
     if (!is)
-        fprintf(stderr, "%s: process %d is left alone: %s/" STATE_FILE " names it, and its command line does not name "
-                        "that folder: look who wrote that; end the process yourself if it is of that fork, then remove "
-                        "the folder\n", program_invocation_short_name, get_int(k, pid), dir);
+        strv_add(&f->others, "process %d is left alone: %s/" STATE_FILE " names it, and its command line does not name "
+                             "that folder: look who wrote that; end the process yourself if it is of that fork, then "
+                             "remove the folder", get_int(k, pid), dir);
     return is;
 }
 
@@ -258,7 +258,7 @@ static void visit_rundir(void *opaque, const char *dir, json_t *s)
     enum process_state is = rundir_look(s, "agent");
     bool agent = is == PROCESS_ALIVE;
     json_t *k;
-    size_t i, children = 0;
+    size_t i, children = 0, others = f->others.n;
 
     if (f->agent && f->agent != get_int(s, "agent"))
         return; /* another host's fork of that name */
@@ -267,20 +267,18 @@ static void visit_rundir(void *opaque, const char *dir, json_t *s)
     json_array_foreach(json_object_get(s, "children"), i, k)
         if (rundir_look(k, "pid") == PROCESS_UNKNOWN) {
             f->unknown++;
-        } else if (alive(k, "pid") && f->kill && !is_of_fork(f, dir, s, k, "pid")) {
-            f->others++;
-        } else if (alive(k, "pid")) {
+        } else if (alive(k, "pid") && (!f->kill || is_of_fork(f, dir, s, k, "pid"))) {
             children++;
             if (f->kill)
                 end_process(k, "pid", SIGKILL);
         }
-    if (f->kill && agent && !is_of_fork(f, dir, s, s, "agent")) {
-        f->others++;
-        return;
-    }
-    /* an attached agent goes when its vmclone lets it; --kill does not wait for that */
+    agent = agent && !(f->kill && !is_of_fork(f, dir, s, s, "agent"));
+    /* an attached agent goes when its vmclone lets it; --kill does not wait for that. It ends its children, which it
+     * knows, also those that were left alone here; for these a detached one stays */
     if (f->kill && agent && !children && !json_is_true(json_object_get(s, "detached")))
         end_process(s, "agent", SIGTERM);
+    else if (f->others.n > others && !children)
+        agent = false;
     /* disks are served until somebody ends that; any other agent ends after its last child */
     f->alive += children + (agent && (f->kill || strcmp(text_of(s, "image"), "disks")));
 }
@@ -336,32 +334,42 @@ static void say_unknown(const char *id, size_t n)
             program_invocation_short_name, n, id);
 }
 
+/* true: it is decided, and said */
+static bool is_decided(const struct search *f, const char *id, uint64_t end_ms, int *code)
+{
+    bool late = f->alive && end_ms && ff_now_ms() > end_ms;
+
+    *code = EXIT_SOME;
+    if (f->alive && !late)
+        return false;
+    for (size_t i = 0; i < f->others.n; i++)
+        fprintf(stderr, "%s: %s\n", program_invocation_short_name, f->others.v[i]);
+    if (late)
+        fprintf(stderr, f->kill ? "%s: %zu processes of %s have not ended\n" : "%s: %zu processes of %s still run\n",
+                program_invocation_short_name, f->alive, id);
+    else if (f->unknown)
+        say_unknown(id, f->unknown);
+    else if (!f->others.n)
+        *code = f->kill ? remove_all(f->base, id, f->agent) : EXIT_ALL;
+    return true;
+}
+
 int ps_end(const char *base, const char *id, int agent, bool kill, uint64_t limit_ms,
               bool lonely)
 {
-    uint64_t end = ff_now_ms() + limit_ms;
+    uint64_t end_ms = limit_ms ? ff_now_ms() + limit_ms : 0;
     struct pollfd in = {.fd = lonely ? STDIN_FILENO : -1, .events = POLLIN};
+    int code;
 
     for (bool first = true;; first = false) {
         struct search f = {.base = base, .agent = agent, .kill = kill};
         rundir_each(base, id, visit_rundir, &f);
         if (first && !f.forks)
             return EXIT_NONE;
-        if (f.others)
-            return EXIT_SOME;
-        if (f.unknown && !f.alive) {
-            say_unknown(id, f.unknown);
-            return EXIT_SOME;
-        }
-        if (!f.alive)
-            return kill ? remove_all(base, id, agent) : EXIT_ALL;
-        if (limit_ms && ff_now_ms() > end) {
-            fprintf(stderr,
-                    kill ? "%s: %zu processes of %s have not ended\n"
-                         : "%s: %zu processes of %s still run\n",
-                    program_invocation_short_name, f.alive, id);
-            return EXIT_SOME;
-        }
+        bool decided = is_decided(&f, id, end_ms, &code);
+        strv_free(&f.others);
+        if (decided)
+            return code;
         if (left_alone(&in))
             return EXIT_SOME;
     }

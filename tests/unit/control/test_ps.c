@@ -199,10 +199,39 @@ static void test_lasting(void **state)
     remove_folders(lasting);
 }
 
+/* A child that its command line does not tell: an agent that is the fork's own knows it, and ends it. A detached one
+ * would leave it, and nobody else would look after it */
+static void test_by_agent(void **state)
+{
+    (void)state;
+    for (int detached = 0; detached < 2; detached++) {
+        pid_t child = start("exec sleep 100");
+        FF_AUTO_FREE char *line = xprintf("exec sh -c 'trap \"kill -9 %d; exit 0\" TERM; echo >%s/ready; "
+                                          "while :; do sleep 0.01; done' sh --id f --node n", (int)child, base);
+        FF_AUTO_FREE char *ready = in_base("ready");
+        pid_t agent = start(line);
+        for (int i = 0; access(ready, F_OK) && i < 500; i++)
+            poll(NULL, 0, 10);
+        unlink(ready);
+        FF_AUTO_FREE char *dir = write_state(base, agent, detached, child);
+        uint64_t begin_ms = ff_now_ms();
+        assert_int_equal(ps_end(base, "f", 0, true, 20000, false), detached);
+        assert_true(ff_now_ms() < begin_ms + 10000); /* it waits for nothing */
+        assert_int_equal(waitpid(child, NULL, WNOHANG), detached ? 0 : child);
+        assert_int_equal(waitpid(agent, NULL, WNOHANG), detached ? 0 : agent);
+        assert_int_equal(access(dir, F_OK), detached ? 0 : -1);
+        if (detached) {
+            end(child);
+            end(agent);
+            rundir_remove(dir);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_others), cmocka_unit_test(test_paths),
-                                       cmocka_unit_test(test_lasting)};
+                                       cmocka_unit_test(test_lasting), cmocka_unit_test(test_by_agent)};
 
     return cmocka_run_group_tests(tests, make_base, remove_base);
 }
