@@ -145,10 +145,11 @@ static struct host *find_feeder(struct fork *f, const struct host *of)
     return NULL;
 }
 
-/* What does not come yet is the fault of the one before, perhaps */
+/* What does not come yet is the fault of the one before, perhaps. While it is paused it has another end, and may change
+ * its feeder for ever */
 static void change_feeder(struct host *h, struct host *by)
 {
-    if (h->feeder != by)
+    if (h->feeder != by && !h->paused_until_ms)
         h->fed_ms = ff_now_ms();
     h->feeder = by;
 }

@@ -181,6 +181,7 @@ static void test_orphans(void **state)
     (void)state;
     hosts_are(3, 1);
     have_image(0, 3);
+    uint64_t fed_ms = hosts[0].fed_ms;
     for (size_t i = 0; i < 3; i++) {
         hosts[i].paused_until_ms = 1;
         hosts[i].present_bytes = i;
@@ -192,6 +193,10 @@ static void test_orphans(void **state)
     fork_tree_turn(&f);
     assert_ptr_equal(hosts[0].feeder, &hosts[1]);
     assert_int_equal(f.s.notes.n, 0); /* it does not get its memory from the parent */
+    assert_int_equal(hosts[0].fed_ms, fed_ms); /* else one that hangs is never late */
+    hosts[0].paused_until_ms = 0;
+    fork_tree_turn(&f);
+    assert_true(hosts[0].fed_ms > fed_ms);
 }
 
 /* The parent's side is back: what it feeds, and who feeds whom, is as if it had never been away */
