@@ -92,6 +92,7 @@ struct move {
     struct disks *plan;    /* with back.go: of its disks; or NULL */
     struct strv made;      /* overlays on them */
     uint64_t taking_ms;    /* when the source was told to take it back; 0: it was not */
+    uint64_t not_taking_ms; /* since when an older source says no more than that it does not; 0: not so */
     bool refused;          /* it said no to that, or nothing, since it lost its link */
     uint64_t lost_ms;      /* since when it has no link and its agent is not heard; 0: not so */
     enum move_outcome outcome;
@@ -214,7 +215,7 @@ void move_fallback_keep(struct move *m);
 /* The source has no link: is the QEMU there lost? Then tell the source to take its guest back;
  * whether it does, or is about to. @info is query-migrate's after that: true: it failed */
 bool move_take_back(struct move *m);
-bool move_take_back_failed(const json_t *info);
+bool move_take_back_failed(struct move *m, const json_t *info);
 void move_end_not_taken_back(struct move *m, const json_t *info);
 void move_fallback_free(struct move *m);
 

@@ -36,6 +36,7 @@
 #include "rundir.h"
 
 #define RUN_LIMIT_MS 30000 /* of a program that takes 10 ms */
+#define NOT_TAKING_MS 10000 /* of a source that is between two states */
 
 /* --- options --- */
 
@@ -191,6 +192,7 @@ bool move_take_back(struct move *m)
         return false;
     }
     m->taking_ms = ff_now_ms();
+    m->not_taking_ms = 0;
     return true;
 }
 
@@ -200,11 +202,19 @@ static const char *take_back_state(const json_t *info)
     return text_of(json_object_get(info, "x-rdma-postcopy"), "take-back");
 }
 
-bool move_take_back_failed(const json_t *info)
+/* A QEMU of before has taking-back in that one's place, which is false a moment before it says the reason, and before
+ * it says that the guest is back */
+bool move_take_back_failed(struct move *m, const json_t *info)
 {
     const char *state = take_back_state(info);
 
-    return *state && strcmp(state, "waiting") != 0;
+    if (*state)
+        return strcmp(state, "waiting") != 0;
+    if (!json_is_false(json_object_get(json_object_get(info, "x-rdma-postcopy"), "taking-back")))
+        m->not_taking_ms = 0;
+    else if (!m->not_taking_ms)
+        m->not_taking_ms = ff_now_ms();
+    return m->not_taking_ms && ff_now_ms() >= m->not_taking_ms + NOT_TAKING_MS;
 }
 
 /* What the source says of it: its reason comes last, and may be long. A state that is not known here means least */

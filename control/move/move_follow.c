@@ -308,7 +308,7 @@ static bool is_decided(struct move *m, const json_t *info)
         m->refused = false;
         return false;
     }
-    if (m->taking_ms && move_take_back_failed(info)) {
+    if (m->taking_ms && move_take_back_failed(m, info)) {
         move_end_not_taken_back(m, info);
         return true;
     }

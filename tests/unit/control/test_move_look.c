@@ -108,6 +108,36 @@ static void not_taken_back(void **state)
     }
 }
 
+/* Without take-back, a QEMU of before says by taking-back alone that it failed: false for a while */
+static void taking_back_failed(void **state)
+{
+    static const struct {
+        const char *info;
+        bool failed, later;
+    } said[] = {{"{'x-rdma-postcopy': {'take-back': 'waiting'}}", false, false},
+                {"{'x-rdma-postcopy': {'take-back': 'fence-failed'}}", true, true},
+                {"{'x-rdma-postcopy': {'taking-back': true}}", false, false},
+                {"{'x-rdma-postcopy': {'taking-back': false}}", false, true},
+                {"{'x-rdma-postcopy': {}}", false, false}, {"{}", false, false}};
+    struct host h;
+    struct vm k;
+    struct move m;
+
+    (void)state;
+    for (size_t i = 0; i < FF_ARRAY_LEN(said); i++) {
+        FF_AUTO_FREE char *text = xstrdup(said[i].info);
+        for (char *c = text; *c; c++)
+            *c = *c == '\'' ? '"' : *c;
+        json_t *info = json_loads(text, 0, NULL);
+        set_up(&m, &h, &k);
+        assert_int_equal(move_take_back_failed(&m, info), said[i].failed);
+        if (m.not_taking_ms)
+            m.not_taking_ms -= 60000;
+        assert_int_equal(move_take_back_failed(&m, info), said[i].later);
+        json_decref(info);
+    }
+}
+
 static int make_program(void **state)
 {
     (void)state;
@@ -123,7 +153,7 @@ static int remove_program(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(looks), cmocka_unit_test(leaves_nothing),
-                                       cmocka_unit_test(not_taken_back)};
+                                       cmocka_unit_test(not_taken_back), cmocka_unit_test(taking_back_failed)};
 
     return cmocka_run_group_tests(tests, make_program, remove_program);
 }
