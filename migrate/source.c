@@ -269,9 +269,8 @@ int ff_source_send_state(struct ff_source *s, const void *state, size_t len,
     FF_AUTO_FREE struct ff_wire_key *keys = NULL;
     ff_segments_want_populated(&s->segments, &s->regions);
     if (s->link->pins)
-        rc = ff_segments_cut(&s->segments, &s->regions, err);
-    if (!rc)
-        rc = ff_source_register(s, &keys, &head.n_keys, err);
+        ff_segments_cut(&s->segments, &s->regions, NULL); /* else they are registered whole */
+    rc = ff_source_register(s, &keys, &head.n_keys, err);
     if (!rc)
         rc = ff_source_send_msg(s, ff_wire_put_state(s->ctl.buf, &head), err);
     if (!rc)

@@ -37,6 +37,7 @@ $(BUILD)/tests/unit/rdma/test_link_tcp: TEST_LDFLAGS := -Wl,--wrap=getaddrinfo
 $(BUILD)/tests/unit/rdma/test_key: TEST_LDFLAGS := -Wl,--wrap=gnutls_hkdf_expand
 $(BUILD)/tests/unit/uffd/test_uffd: TEST_LDFLAGS := -Wl,--wrap=ioctl,--wrap=madvise
 $(BUILD)/tests/unit/migrate/test_segments: TEST_LDFLAGS := -Wl,--wrap=ff_readable
+$(BUILD)/tests/unit/migrate/test_touched: TEST_LDFLAGS := -Wl,--wrap=ff_segments_cut
 
 $(UNIT_TESTS): $(BUILD)/%: %.c $(BUILD)/lib/libtools.a $(BUILD)/lib/libfarfork.a tests/tests.mk | $(DEPS_ALL)
 	@mkdir -p $(@D)
