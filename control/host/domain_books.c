@@ -119,17 +119,14 @@ static void add_xml(char **xml, const char *format, const char *target, const ch
     free(text[1]);
 }
 
-static char *overlay_for(const struct domain_books *b, const char *id, char *const disk[4],
-                         struct ff_error *why)
+static char *overlay_for(const struct domain_books *b, const char *id, char *const disk[4], struct ff_error *why)
 {
     const char *source = disk[3], *slash = strrchr(source, '/');
     const char *base = slash ? slash + 1 : source, *earlier = strstr(base, ".fork-");
     int len = (int)(earlier ? (size_t)(earlier - base) : strlen(base));
 
     if (!b->overlays && (strcmp(disk[0], "file") || !slash)) {
-        ff_error_set(why, EINVAL,
-                     "disk %s: %s is no file: say where the parent's overlay is to be (--overlays "
-                     "FOLDER)",
+        ff_error_set(why, EINVAL, "disk %s: %s is no file: say where the parent's overlay is to be (--overlays FOLDER)",
                      disk[2], source);
         return NULL;
     }
@@ -144,8 +141,7 @@ static char *overlay_for(const struct domain_books *b, const char *id, char *con
 }
 
 /* @images that libvirt has get an overlay, all other disks none; what is found leaves @images */
-static int add_disks(struct domain_books *b, const char *id, char *listed, json_t *images,
-                     struct ff_error *why)
+static int add_disks(struct domain_books *b, const char *id, char *listed, json_t *images, struct ff_error *why)
 {
     char *save = NULL, *disk[4];
     size_t i;
@@ -170,8 +166,7 @@ static int add_disks(struct domain_books *b, const char *id, char *listed, json_
         else if (strcmp(disk[3], "-")) /* an empty drive has no snapshot anyway */
             add_xml(&b->xml, "<disk name='%s' snapshot='no'/>", disk[2], "");
         if (wanted)
-            json_array_append_new(b->made,
-                                  json_pack("{ss ss}", "target", disk[2], "overlay", overlay));
+            json_array_append_new(b->made, json_pack("{ss ss}", "target", disk[2], "overlay", overlay));
     }
     return 0;
 }
@@ -194,8 +189,7 @@ static int start_snapshot(struct domain_books *b, bool go_on, struct ff_error *w
     return rc;
 }
 
-static int keep_plan(struct domain_books *b, const char *id, const json_t *asked, bool go_on,
-                     struct ff_error *why)
+static int keep_plan(struct domain_books *b, const char *id, const json_t *asked, bool go_on, struct ff_error *why)
 {
     FF_AUTO_JSON json_t *images = json_deep_copy(asked);
     FF_AUTO_FREE char *listed = NULL;
@@ -231,21 +225,26 @@ static bool says_stopped(const char *answer)
     return json_is_false(json_object_get(json_object_get(a, "return"), "running"));
 }
 
-/* What virsh prints, which is cut to pieces: has libvirt all that was to be made for its disks' images? */
-static bool has_overlays(const struct domain_books *b, char *said, bool *stood_still)
+/* What virsh prints, which is cut to pieces: has libvirt all that was to be made for its disks' images? -ENODATA: none of
+ * these disks is in it */
+static int has_overlays(const struct domain_books *b, char *said, bool *stood_still)
 {
     char *save = NULL, *disk[4];
     size_t i, n = 0;
+    bool listed = false;
     json_t *m;
 
     for (char *line = strtok_r(said, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
         *stood_still |= *line == '{' && says_stopped(line);
         if (*line == '{' || !take_disk(line, disk))
             continue;
-        json_array_foreach(b->made, i, m)
-            n += !strcmp(text_of(m, "target"), disk[2]) && !strcmp(text_of(m, "overlay"), disk[3]);
+        json_array_foreach(b->made, i, m) {
+            bool is = !strcmp(text_of(m, "target"), disk[2]);
+            listed |= is;
+            n += is && !strcmp(text_of(m, "overlay"), disk[3]);
+        }
     }
-    return n == json_array_size(b->made);
+    return listed ? n == json_array_size(b->made) : -ENODATA;
 }
 
 /* The last command's success is virsh's; that of the first is what libvirt has then */
@@ -261,14 +260,17 @@ static int keep_snapshot(struct domain_books *b, struct ff_error *why)
     spawn_close_input(&b->virsh);
     int rc = virsh_end(&b->virsh, "resume", &said, &ignored);
     b->held &= rc != 0;
+    int has = said ? has_overlays(b, said, &stood_still) : -ENODATA;
     rc = 0;
-    if (!said || !has_overlays(b, said, &stood_still)) {
+    if (has < 0) /* it may write to them: they stay planned, for keep_commit() */
+        rc = ff_error_set(why, EBUSY, "virsh domblklist: %s: whether the domain goes on in its overlays is unknown: look "
+                          "by virsh domblklist %s", b->virsh.first ? b->virsh.first : "it said nothing", b->domain);
+    else if (!has) {
         json_array_clear(b->made);
         rc = virsh_failed(&b->virsh, "snapshot-create", 0, why);
     } else if (!stood_still)
-        rc = ff_error_set(why, EBUSY,
-                          "the domain was continued before libvirt had made its overlays, or QEMU does "
-                          "not say: its memory and its disks are of two moments; fork it again");
+        rc = ff_error_set(why, EBUSY, "the domain was continued before libvirt had made its overlays, or QEMU does not "
+                          "say: its memory and its disks are of two moments; fork it again");
     spawn_free(&b->virsh);
     return rc;
 }
@@ -311,8 +313,7 @@ static int keep_commit(struct domain_books *b, struct ff_error *why)
     return rc;
 }
 
-static int keep_one(struct domain_books *b, const json_t *asked, char **answer,
-                    struct ff_error *why)
+static int keep_one(struct domain_books *b, const json_t *asked, char **answer, struct ff_error *why)
 {
     const char *command = text_of(asked, "do");
 
@@ -379,8 +380,7 @@ static _Noreturn void keeper_main(struct domain_books *b)
 
 /* --- the other one --- */
 
-static int ask_keeper(struct domain_books *b, json_t *question, char **answer,
-                      struct ff_error *why)
+static int ask_keeper(struct domain_books *b, json_t *question, char **answer, struct ff_error *why)
 {
     FF_AUTO_JSON json_t *q = question;
     struct pollfd p = {.fd = b->fd, .events = POLLIN};

@@ -68,7 +68,7 @@ int domain_books_plan(struct domain_books *b, const char *id, const json_t *imag
                       struct ff_error *why);
 
 /* What was planned is made: all of it, or nothing; then the guest goes on. -EREMOTEIO: libvirt
- * refuses; -EBUSY: somebody let it go on before, but the overlays may be there */
+ * refuses; -EBUSY: somebody let it go on before, or libvirt does not say, but the overlays may be there */
 int domain_books_snapshot(struct domain_books *b, struct ff_error *why);
 
 /* If it still stands still: it goes on */
