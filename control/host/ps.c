@@ -335,7 +335,7 @@ static void say_unknown(const char *id, size_t n)
 }
 
 /* true: it is decided, and said */
-static bool is_decided(const struct search *f, const char *id, uint64_t end_ms, int *code)
+static bool end_is_decided(const struct search *f, const char *id, uint64_t end_ms, int *code)
 {
     bool late = f->alive && end_ms && ff_now_ms() > end_ms;
 
@@ -366,7 +366,7 @@ int ps_end(const char *base, const char *id, int agent, bool kill, uint64_t limi
         rundir_each(base, id, visit_rundir, &f);
         if (first && !f.forks)
             return EXIT_NONE;
-        bool decided = is_decided(&f, id, end_ms, &code);
+        bool decided = end_is_decided(&f, id, end_ms, &code);
         strv_free(&f.others);
         if (decided)
             return code;
