@@ -57,13 +57,13 @@ static int ask_here(struct move *m, const char *execute, json_t *arguments, json
     return qmp_command(m->s.qmp, execute, arguments, answer, why);
 }
 
-/* 1: it has it; 0: it has not; or why that QEMU does not say */
+/* 1: it has it; 0: it has not; or why that QEMU does not say. Without an id, that of none: how many there are */
 static int have_device(struct move *m, ask_fn *ask, const char *id, struct ff_error *why)
 {
     FF_AUTO_JSON json_t *list = NULL;
-    int rc = ask(m, "qom-list", json_pack("{ss}", "path", PERIPHERAL), &list, why);
+    int rc = ask(m, "qom-list", json_pack("{ss}", "path", id ? PERIPHERAL : PERIPHERAL "-anon"), &list, why);
 
-    return rc ? rc : !!json_find(list, "name", id);
+    return rc ? rc : id ? !!json_find(list, "name", id) : (int)json_array_size(list);
 }
 
 static int has_device(struct move *m, const char *id, struct ff_error *why)
@@ -260,29 +260,32 @@ int move_devices_unplug(struct move *m, struct ff_error *why)
     return rc;
 }
 
-/* A SPEC as -device has it is what the command of the human monitor takes, which has no code for a failure: QEMU is
- * asked whether it has the device. One without an id, and a primary that QEMU plugs in later by itself, cannot be
- * looked for: any answer is a complaint then. -EREMOTEIO: this QEMU has had no device with an id so far */
+/* A SPEC as -device has it is what the command of the human monitor takes, which has no code for a failure: where that
+ * says anything, QEMU is asked whether it has the device, or one more without an id. A primary that QEMU plugs in later
+ * by itself cannot be looked for: any answer is a complaint then. -EREMOTEIO: this QEMU has had no such device so far */
 static int device_add(struct move *m, ask_fn *ask, const char *spec, struct ff_error *why)
 {
     FF_AUTO_JSON json_t *answer = NULL;
     json_t *o = *spec == '{' ? json_loads(spec, 0, NULL) : NULL;
-    FF_AUTO_FREE char *id = o ? NULL : qemu_opts_get(spec, "id");
-    int has = id ? have_device(m, ask, id, why) : 0;
 
     if (o)
         return ask(m, "device_add", o, NULL, why);
-    if (has < 0 && has != -EREMOTEIO)
-        return has;
-    if (has > 0)
+    FF_AUTO_FREE char *id = qemu_opts_get(spec, "id");
+    int before = have_device(m, ask, id, why);
+    if (before < 0 && before != -EREMOTEIO)
+        return before;
+    if (id && before > 0)
         return ff_error_set(why, EEXIST, "there is a device of that id already");
     o = json_pack("{so}", "command-line", json_sprintf("device_add %s", spec));
     int rc = ask(m, "human-monitor-command", o, &answer, why);
-    has = rc || !id ? 0 : have_device(m, ask, id, why);
-    if (rc || (has < 0 && has != -EREMOTEIO))
-        return rc ? rc : has;
-    const char *text = has > 0 ? NULL : json_string_value(answer);
-    return text && *text ? ff_error_set(why, EINVAL, "%.*s", (int)strcspn(text, "\r\n"), text) : 0;
+    const char *text = json_string_value(answer);
+    if (rc || !text || !*text)
+        return rc;
+    int has = have_device(m, ask, id, why);
+    if (has < 0 && has != -EREMOTEIO)
+        return has;
+    return FF_MAX(has, 0) > FF_MAX(before, 0)
+               ? 0 : ff_error_set(why, EINVAL, "%.*s", (int)strcspn(text, "\r\n"), text);
 }
 
 void move_devices_back(struct move *m)
