@@ -139,6 +139,9 @@ int outside_take_fd(pid_t pid, int number);
  * whoever waited for it. Return: 0; else as outside_userfaultfd() */
 int outside_unwatch(pid_t pid, const struct outside_block *b, unsigned n, struct ff_error *err);
 
+/* A number of /proc/PID/status, as "PPid:"; -1: unknown */
+int outside_number(pid_t pid, const char *name);
+
 /**
  * outside_may() - find out whether this process may do all that
  * @attach: also take descriptors and read memory (pidfd_getfd(), process_vm_readv()), not just

@@ -38,6 +38,21 @@
 #define AS_ROOT                                                                             \
     "or run farfork as root, or give it CAP_SYS_PTRACE (setcap cap_sys_ptrace+ep farfork)"
 
+int outside_number(pid_t pid, const char *name)
+{
+    FF_AUTO_FREE char *path = xprintf("/proc/%d/status", (int)pid), *line = NULL;
+    size_t len = strlen(name), room = 0;
+    FILE *f = fopen(path, "re");
+    int value = -1;
+
+    while (f && value < 0 && getline(&line, &room, f) > 0)
+        if (!strncmp(line, name, len))
+            value = atoi(line + len);
+    if (f)
+        fclose(f);
+    return value;
+}
+
 /* --- ask the kernel: 0 or -errno --- */
 
 static int try_look(pid_t pid)

@@ -70,8 +70,10 @@ def refused(t, accel):
 def link_breaks(t, accel):
     with Parent(t, accel, 'memfd') as a:
         a.start_load()
-        with Attach(t, a, '--options', 'prefill=pull', faults='tcp.serve.prefill=fail@5') as m:
-            m.end(0, 'there')
+        with Attach(t, a, '--keep-source', '--options', 'prefill=pull', faults='tcp.serve.prefill=fail@5') as m:
+            result = m.end(0, 'there')
+            if state_of(a) != 'T' or not any('stands still' in n for n in result['notes']):
+                raise Failed(f'the QEMU here is kept, and stands still: {state_of(a)}, {result["notes"]}')
             if m.result['breaks'] != 1:
                 raise Failed(f'one link broke: {m.result}')
             with there(t, 'after', m.result) as b:

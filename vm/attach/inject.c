@@ -177,25 +177,9 @@ static int find_instruction(struct inject *in, struct ff_error *err)
     return ff_error_set(err, ENOTSUP, "process %d: no system call instruction found in its vdso", (int)in->pid);
 }
 
-/* A number of /proc/PID/status; -1: unknown */
-static int status_number(pid_t pid, const char *name)
-{
-    FF_AUTO_FREE char *path = xprintf("/proc/%d/status", (int)pid), *line = NULL;
-    size_t len = strlen(name), room = 0;
-    FILE *f = fopen(path, "re");
-    int value = -1;
-
-    while (f && value < 0 && getline(&line, &room, f) > 0)
-        if (!strncmp(line, name, len))
-            value = atoi(line + len);
-    if (f)
-        fclose(f);
-    return value;
-}
-
 static int seize(struct inject *in, struct ff_error *err)
 {
-    int tracer = status_number(in->pid, "TracerPid:"), why, rc;
+    int tracer = outside_number(in->pid, "TracerPid:"), why, rc;
 
     if (!ptrace(PTRACE_SEIZE, in->pid, NULL, NULL))
         return 0;
@@ -210,9 +194,9 @@ static int seize(struct inject *in, struct ff_error *err)
 /* While it is stopped: of a process without one nobody can get one */
 static int suspend_filter(struct inject *in, struct ff_error *err)
 {
-    int n = status_number(in->pid, "Seccomp_filters:"); /* Linux 5.9 */
+    int n = outside_number(in->pid, "Seccomp_filters:"); /* Linux 5.9 */
 
-    if (status_number(in->pid, "Seccomp:") == 0 || (n > 0 && (unsigned)n <= in->filters) ||
+    if (outside_number(in->pid, "Seccomp:") == 0 || (n > 0 && (unsigned)n <= in->filters) ||
         !ptrace(PTRACE_SETOPTIONS, in->pid, NULL, (void *)(uintptr_t)PTRACE_O_SUSPEND_SECCOMP))
         return 0;
     return ff_error_set(err, EPERM,

@@ -39,32 +39,17 @@ struct answer {
 
 /* --- the watcher --- */
 
-static int number_of(pid_t pid, const char *name)
-{
-    FF_AUTO_FREE char *path = xprintf("/proc/%d/status", (int)pid), *line = NULL;
-    size_t room = 0;
-    FILE *f = fopen(path, "re");
-    int value = -1;
-
-    while (f && value < 0 && getline(&line, &room, f) > 0)
-        if (!strncmp(line, name, strlen(name)))
-            value = atoi(line + strlen(name));
-    if (f)
-        fclose(f);
-    return value;
-}
-
 static bool is_descendant(pid_t pid, pid_t of)
 {
     for (int depth = 0; pid > 1 && depth < DEPTH_MAX; depth++) {
         if (pid == of)
             return depth > 0;
-        pid = number_of(pid, "PPid:");
+        pid = outside_number(pid, "PPid:");
     }
     return false;
 }
 
-static bool may_ask(int fd, pid_t agent)
+static bool is_agents_own(int fd, pid_t agent)
 {
     struct ucred who;
     socklen_t len = sizeof(who);
@@ -92,10 +77,10 @@ static void serve_one(int fd, pid_t agent)
     struct answer a = {0};
     struct ff_error why = {0};
     struct pollfd p = {.fd = fd, .events = POLLIN};
-    int filters = number_of(agent, "Seccomp_filters:"); /* Linux 5.9 */
+    int filters = outside_number(agent, "Seccomp_filters:"); /* Linux 5.9 */
     char end;
 
-    if (!may_ask(fd, agent) || poll(&p, 1, LIMIT_MS) <= 0 || !is_request(&q, recv(fd, &q, sizeof(q), MSG_DONTWAIT)))
+    if (!is_agents_own(fd, agent) || poll(&p, 1, LIMIT_MS) <= 0 || !is_request(&q, recv(fd, &q, sizeof(q), MSG_DONTWAIT)))
         return;
     b = xcalloc(q.n, sizeof(*b));
     for (unsigned i = 0; i < q.n; i++) {
@@ -135,7 +120,7 @@ void watcher_serve(int listener, int alive, pid_t agent)
 
 /* --- who asks --- */
 
-static int connect_to(const char *path, struct ff_error *err)
+static int watcher_connect(const char *path, struct ff_error *err)
 {
     struct sockaddr_un to = {.sun_family = AF_UNIX};
     struct timeval limit = {.tv_sec = LIMIT_MS / 1000};
@@ -153,10 +138,12 @@ static int connect_to(const char *path, struct ff_error *err)
     return fd;
 }
 
-static int take_answer(struct watch *w, struct answer *a, struct ff_error *err)
+static int watcher_answer(struct watch *w, struct answer *a, struct ff_error *err)
 {
     int rc = ff_fd_receive(w->by, a, sizeof(*a), &w->fd);
 
+    if (rc == -ECONNRESET) /* as the kernel says it where the question was not read */
+        rc = -EPIPE;
     if (rc)
         return ff_error_set(err, rc == -EAGAIN ? ETIMEDOUT : -rc, "watcher: no answer: %s",
                             rc == -EPIPE ? "it has ended, or refuses to serve this process" : strerror(-rc));
@@ -179,13 +166,13 @@ int watcher_begin(struct watch *w, const char *path, pid_t pid, const struct out
         q.block[i] = (struct block){b[i].hva, b[i].len_bytes, b[i].psize, 0, ""};
         snprintf(q.block[i].name, NAME_LEN, "%.*s", NAME_LEN - 1, b[i].name);
     }
-    w->by = connect_to(path, err);
+    w->by = watcher_connect(path, err);
     if (w->by < 0)
         return w->by;
     size_t len = offsetof(struct request, block) + n * sizeof(q.block[0]);
     if (send(w->by, &q, len, MSG_NOSIGNAL) != (ssize_t)len)
         return ff_error_set(err, errno ? errno : EIO, "watcher %s: %s", path, strerror(errno));
-    int rc = take_answer(w, &a, err);
+    int rc = watcher_answer(w, &a, err);
     w->there = a.there;
     return rc || w->fd >= 0 ? rc : ff_error_set(err, EPROTO, "watcher %s: no userfaultfd came", path);
 }
