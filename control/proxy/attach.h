@@ -22,7 +22,8 @@
  *                 and the kernel kills it if this process ends. Until (5) `cont` gives the guest back, with its disks.
  *              2. Immutable image: from (3) on no thread of QEMU runs, so nobody's input, and no command of another
  *                 monitor, writes guest memory after the state was saved.
- * Limits       A guest that is paused is refused: giving its disks back would run it.
+ * Limits       Of a guest that is paused disks are not given up before GO: another QEMU can write to them once the one
+ *              here has ended.
  */
 #ifndef FF_CONTROL_PROXY_ATTACH_H
 #define FF_CONTROL_PROXY_ATTACH_H

@@ -82,6 +82,9 @@ static int take_state(struct proxy *p, struct ff_error *err)
         return rc;
     p->pause_ns = ff_now_ns();
     a->stream = (struct incoming_stream){.data = state, .len = len, .room = len};
+    if (!len || a->stream.data[len - 1] > 1)
+        return ff_error_set(err, EPROTO, "attach: the source does not say whether its guest runs");
+    p->was_running = a->stream.data[--a->stream.len];
     proxy_event(p, "package", json_pack("{s:I}", "bytes", (json_int_t)len));
     int fd = fcntl(a->watch.fd, F_DUPFD_CLOEXEC, 3);
     if (fd < 0)
@@ -137,8 +140,6 @@ int attach_dest_ready(struct proxy *p, struct ff_error *err)
         rc = ff_dest_start(p->dest, err);
     if (!rc)
         rc = take_state(p, err);
-    if (!rc) /* QEMU runs the guest after that only when it is told to */
-        p->was_running = true;
     return rc ? rc : give_stream(p, err);
 }
 

@@ -78,9 +78,6 @@ static int look_at_source(struct proxy *p, struct ff_error *err)
     if (p->pid <= 0)
         return ff_error_set(err, ESRCH, "QEMU: its process is not of this PID namespace: name it by --pid");
     rc = proxy_qemu_status(p, status, &p->was_running, err);
-    if (!rc && !p->was_running)
-        rc = ff_error_set(err, ENOTSUP, "QEMU: its guest is %s: by attaching only a guest that runs is moved yet "
-                          "(cont, or use --via proxy)", status);
     if (!rc)
         rc = outside_may(p->pid, true, err);
     pthread_mutex_lock(&p->qmp_lock);
@@ -153,7 +150,21 @@ static int check_same_blocks(struct proxy *p, struct ff_error *err)
                                           "started, or a device was plugged: move it again");
 }
 
-/* Since it was looked at first the guest may have got a device, or mounted a host's folder. Then a failure gives
+/* Behind it: whether the guest is to run there */
+static int send_stream(struct proxy *p, struct ff_error *err)
+{
+    const struct incoming_stream *s = &p->attach->stream;
+    FF_AUTO_FREE uint8_t *all = malloc(s->len + 1);
+
+    if (!all)
+        return ff_error_set(err, ENOMEM, "attach: out of memory");
+    memcpy(all, s->data, s->len);
+    all[s->len] = p->was_running;
+    return ff_source_send_state(p->source, all, s->len + 1, NULL, 0, err);
+}
+
+/* Disks of a guest that is paused are not given up, since only `cont` would take them back: `stop` flushes them, and their
+ * locks end with the QEMU. Since it was looked at first the guest may have got a device, or mounted a host's folder. Then a failure gives
  * the guest back: stay_here() */
 static int stop_and_save(struct proxy *p, struct ff_error *err)
 {
@@ -172,7 +183,7 @@ static int stop_and_save(struct proxy *p, struct ff_error *err)
     if (!rc)
         rc = check_same_blocks(p, err);
     if (!rc)
-        rc = device_state_save(p->q, true, &state, &len, err);
+        rc = device_state_save(p->q, p->was_running, &state, &len, err);
     if (!rc) /* nobody's input changes memory any more */
         rc = hold_begin(p->pid, &a->hold, err);
     if (!rc)
@@ -191,7 +202,7 @@ static int stop_and_save(struct proxy *p, struct ff_error *err)
         return rc;
     p->counts.package_bytes = a->stream.len;
     proxy_event(p, "package", json_pack("{s:I}", "bytes", (json_int_t)a->stream.len));
-    return ff_source_send_state(p->source, a->stream.data, a->stream.len, NULL, 0, err);
+    return send_stream(p, err);
 }
 
 int attach_source_ready(struct proxy *p, struct ff_error *err)

@@ -57,14 +57,21 @@ def killed(t, accel):
             check_here(m, a)
 
 
-def refused(t, accel):
-    with Parent(t, accel, 'anon') as a:
+def paused(t, accel):
+    """It is paused there, too; and stays so here where the move fails."""
+    with Parent(t, accel, 'memfd') as a:
         a.start_load()
         a.qmp('stop')
-        with Attach(t, a) as m:
-            m.end(1, 'here', 'only a guest that runs')
+        with Attach(t, a, faults='dest.ready=fail@1') as m:
+            m.end(1, 'here', 'the peer closed')
         if status(a) != 'paused':
             raise Failed(f'it is {status(a)} here')
+        with Attach(t, a) as m:
+            with there(t, 'paused', m.end(0, 'there')) as b:
+                if status(b) != 'paused':
+                    raise Failed(f'it is {status(b)} there')
+                b.qmp('cont')
+                check_ledger(a, b, sweeps=1)
 
 
 def link_breaks(t, accel):
@@ -101,7 +108,7 @@ def run(t):
     for name, case in (
             ('memfd', lambda: moves(t, accel, 'memfd')),
             ('anonymous', lambda: moves(t, accel, 'anon')),
-            ('refused', lambda: refused(t, accel)),
+            ('paused', lambda: paused(t, accel)),
             ('the state is not saved', lambda: stays(t, accel, 'attach.state=fail@1', 'injected')),
             ('the destination fails', lambda: stays(t, accel, 'dest.ready=fail@1', 'the peer closed')),
             ('GO is lost', lambda: stays(t, accel, 'source.gone=fail@1', 'never got GO')),
