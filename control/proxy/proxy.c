@@ -147,6 +147,8 @@ static void wake_everybody(struct proxy *p)
 {
     uint64_t one = 1;
 
+    if (p->attach && p->sock >= 0) /* its QEMU may read no further */
+        shutdown(p->sock, SHUT_RDWR);
     if (write(p->stop_fd, &one, sizeof(one)) < 0)
         return; /* it is readable already */
     if (p->source)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """attach_move.py - farfork move --via attach: QEMUs without the transport, and no migration of their own; limit: 150 s
 
-Debian's own QEMU 7.2. What goes wrong before GO leaves the guest running here, with its disks; after it no
+Debian's own QEMU 7.2, mostly. What goes wrong before GO leaves the guest running here, with its disks; after it no
 monitor makes it run here.
 """
 import os
@@ -14,10 +14,21 @@ from farfork_move import Move, check_here, pid_there, say_phases, there
 from forked import SLOW
 from move_proxy import Parent, logged, proxy_here
 
+BALLOON = ('-device', 'virtio-balloon-pci')
+
 
 def state_of(guest):
     with open(f'/proc/{guest.proc.pid}/stat', encoding='ascii') as f:
         return f.read().rsplit(')', 1)[1].split()[0]
+
+
+class Newer(common.Micro):
+    """A QEMU of 10.0, whatever it has been patched with."""
+
+    def __init__(self, t, accel):
+        self.second = os.path.join(t.work, 'parent.second')
+        super().__init__(t, 'parent', accel, 'memfd', load=common.LOAD, machine='q35', smp=4,
+                         extra=('-qmp', f'unix:{self.second},server=on,wait=off', '-device', 'VGA'))
 
 
 class Attach(Move):
@@ -25,12 +36,11 @@ class Attach(Move):
         super().__init__(t, a, '--via', 'attach', *args, **more)
 
 
-def moves(t, accel, memory):
-    with Parent(t, accel, memory, devices=('-device', 'virtio-balloon-pci')) as a:
+def moves(t, guest, name):
+    with guest as a:
         a.start_load()
         with Attach(t, a) as m:
-            result = m.end(0, 'there')
-            with there(t, f'moved-{memory}', result) as b:
+            with there(t, f'moved-{name}', m.end(0, 'there')) as b:
                 check_ledger(a, b, sweeps=1)
             if a.proc.wait(10) != -signal.SIGKILL:
                 raise Failed('the QEMU here was not ended')
@@ -106,8 +116,9 @@ def after_go(t, accel, kills_here):
 def run(t):
     accel = t.best_accel()
     for name, case in (
-            ('memfd', lambda: moves(t, accel, 'memfd')),
-            ('anonymous', lambda: moves(t, accel, 'anon')),
+            ('memfd', lambda: moves(t, Parent(t, accel, 'memfd', devices=BALLOON), 'memfd')),
+            ('anonymous', lambda: moves(t, Parent(t, accel, 'anon'), 'anon')),
+            ('10.0, q35, 4 CPUs, VGA', lambda: moves(t, Newer(t, accel), 'newer')),
             ('paused', lambda: paused(t, accel)),
             ('the state is not saved', lambda: stays(t, accel, 'attach.state=fail@1', 'injected')),
             ('the destination fails', lambda: stays(t, accel, 'dest.ready=fail@1', 'the peer closed')),
