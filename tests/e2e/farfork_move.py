@@ -405,11 +405,11 @@ def used_is_kept(t):
         agent.stdin.write(json.dumps(o) + '\n')
         agent.stdin.flush()
     for n, says in enumerate(('active', None, 'setup', 'completed'), 1):
-        path = f'{t.work}/{n}.qmp'
+        path = f'{base}/m/n/{n}.qmp'     # in the run directory, by which --kill knows them
         replies = json.dumps({'query-migrate': {'status': says}})
         command({'spawn': {'number': n, 'log': f'{t.work}/{n}.log', 'qmp': path,
                            'argv': ['env', f'FAKE_QEMU={replies}', fake, f'unix:{path}'] if says
-                           else ['sleep', '60']}})
+                           else ['python3', '-c', 'import time; time.sleep(60)', path]}})
         if says:
             wait_for(f'child {n}', 10, lambda path=path: os.path.exists(path))
     wait_for('all', 10, lambda: len(children()) == 4)
