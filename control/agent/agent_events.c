@@ -126,7 +126,8 @@ void agent_send_ended(struct agent *a, const struct agent_vm *vm)
                             (int)vm->number, "what", "ended", "pid", (int)vm->pid, "how", vm->how,
                             "code", vm->code, "log", words, "never_ran", vm->never_ran,
                             "shut_down",
-                            vm->shut_down == LEFT_UNKNOWN ? json_null() : json_boolean(vm->shut_down == LEFT_YES), "mark", mark ? mark : ""));
+                            vm->shut_down == LEFT_UNKNOWN ? json_null() : json_boolean(vm->shut_down == LEFT_YES),
+                            "mark", mark ? mark : ""));
 }
 
 void agent_send_touched(struct agent *a)

@@ -10,7 +10,8 @@
  *                +-- a listening socket, by a pair ------->+ watcher_serve()
  *              Whoever needs it connects to DIR/watcher: vm/attach/watcher.h
  * Ownership    the watcher ends when the agent has, and nobody is served.
- * Failure      no watcher: who connects says so; nothing else of the agent depends on it.
+ * Failure      where it cannot be started the agent fails, before it has anything; where it has ended, who
+ *              connects says so.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -51,6 +52,7 @@ static void be_watcher(int pair, pid_t agent)
 
     leave_descriptors(&pair);
     prctl(PR_SET_NAME, "farfork-watcher");
+    prctl(PR_SET_DUMPABLE, 0); /* an agent of an ordinary user may not write to its memory */
     signal(SIGINT, SIG_IGN); /* the agent's end is its own */
     signal(SIGHUP, SIG_IGN);
     if (!ff_fd_receive(pair, &x, 1, &listener) && listener >= 0)

@@ -15,19 +15,13 @@
 static int look_at_dest(struct proxy *p, struct ff_error *err)
 {
     char status[32];
-    int rc = proxy_qemu_connect(p, err);
+    int rc = attach_look(p, err);
 
-    if (rc)
-        return rc;
-    p->pid = p->o->pid ? p->o->pid : qmp_pid(p->q);
-    if (p->pid <= 0)
-        return ff_error_set(err, ESRCH, "QEMU: its process is not of this PID namespace: name it by --pid");
-    rc = proxy_qemu_status(p, status, NULL, err);
+    if (!rc)
+        rc = proxy_qemu_status(p, status, NULL, err);
     if (!rc && strcmp(status, "inmigrate"))
         rc = ff_error_set(err, EINVAL, "QEMU: it waits for no migration, it is %s (start it with -incoming defer)",
                           status);
-    if (!rc)
-        rc = outside_may(p->pid, true, err);
     if (!rc)
         rc = attach_find_blocks(p, err);
     if (!rc) /* or it opens its disks once it has loaded, before GO */

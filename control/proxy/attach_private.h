@@ -30,6 +30,7 @@ static inline bool attach_is_main(const struct outside_block *b)
 }
 
 int attach_new(struct proxy *p, struct ff_error *err);
-int attach_find_blocks(struct proxy *p, struct ff_error *err); /* p->pid is known */
+int attach_look(struct proxy *p, struct ff_error *err); /* connect; p->pid, into which this process may look */
+int attach_find_blocks(struct proxy *p, struct ff_error *err); /* then */
 
 #endif

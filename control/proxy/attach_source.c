@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
-#include <sys/mman.h>
 #include <sys/uio.h>
 
 #include "attach_private.h"
@@ -17,74 +16,24 @@
 
 #define MACHINE_END "-machine"
 
-/* --- its memory --- */
-
-static int attach_add_region(struct proxy *p, unsigned i, struct ff_error *err)
-{
-    const struct outside_block *b = &p->blocks[i];
-    struct outside_memory m = {.fd = -1};
-    int rc = outside_open(p->pid, b, false, &m, err);
-
-    if (rc)
-        return rc;
-    p->maps[i].fd = m.fd;
-    struct ff_region r = {.name = b->name, .len_bytes = b->len_bytes, .psize = b->psize, .fd = m.fd,
-                          .fd_offset = m.fd_offset, .zero_fill = true};
-    if (m.fd < 0 || !m.is_shared) { /* in no file: read where it is */
-        r.fd = -1;
-        r.zero_fill = !m.has_file;
-        r.host = (void *)(uintptr_t)b->hva;
-        return ff_source_add_region_of(p->source, &r, p->pid, err);
-    }
-    r.host = mmap(NULL, b->len_bytes, PROT_READ, MAP_SHARED, m.fd, (off_t)m.fd_offset);
-    if (r.host == MAP_FAILED)
-        return ff_error_set(err, errno, "QEMU: map block %s: %s", b->name, strerror(errno));
-    p->maps[i].at = r.host;
-    return ff_source_add_region(p->source, &r, err);
-}
-
-static int open_source(struct proxy *p, struct ff_error *err)
-{
-    struct ff_source *s;
-    int rc = ff_source_new(p->address, &s, err);
-
-    if (rc)
-        return rc;
-    pthread_mutex_lock(&p->lock);
-    p->source = s;
-    pthread_mutex_unlock(&p->lock);
-    p->maps = calloc(p->n_blocks + 1, sizeof(*p->maps));
-    if (!p->maps)
-        return ff_error_set(err, ENOMEM, "attach: out of memory");
-    for (unsigned i = 0; i < p->n_blocks; i++)
-        p->maps[i].fd = -1;
-    for (unsigned i = 0; i < p->n_blocks && !rc; i++)
-        rc = attach_add_region(p, i, err);
-    if (!rc && ff_source_wants_precopy(s))
-        rc = ff_error_set(err, ENOTSUP, "precopy=1: not by attaching yet: leave it out");
-    return rc ? rc : proxy_check(p, err);
-}
-
-/* --- what QEMU is told --- */
-
 static int look_at_source(struct proxy *p, struct ff_error *err)
 {
     char status[32];
-    int rc = proxy_qemu_connect(p, err);
+    int rc = attach_look(p, err);
 
-    if (rc)
-        return rc;
-    p->pid = p->o->pid ? p->o->pid : qmp_pid(p->q);
-    if (p->pid <= 0)
-        return ff_error_set(err, ESRCH, "QEMU: its process is not of this PID namespace: name it by --pid");
-    rc = proxy_qemu_status(p, status, &p->was_running, err);
     if (!rc)
-        rc = outside_may(p->pid, true, err);
+        rc = proxy_qemu_status(p, status, &p->was_running, err);
     pthread_mutex_lock(&p->qmp_lock);
     if (!rc)
         rc = movable_check(p->q, err);
     pthread_mutex_unlock(&p->qmp_lock);
-    return rc ? rc : attach_find_blocks(p, err);
+    if (!rc)
+        rc = attach_find_blocks(p, err);
+    if (!rc)
+        rc = proxy_new_source(p, err);
+    if (!rc && ff_source_wants_precopy(p->source))
+        rc = ff_error_set(err, ENOTSUP, "precopy=1: not by attaching yet: leave it out");
+    return rc ? rc : proxy_check(p, err);
 }
 
 static int begin_stream(struct proxy *p, struct ff_error *err)
@@ -108,16 +57,18 @@ static int read_small(struct proxy *p, struct ff_error *err)
     struct attach *a = p->attach;
 
     for (unsigned i = 0; i < a->n_all; i++) {
-        struct iovec here = {NULL, a->all[i].len_bytes}, there = {(void *)(uintptr_t)a->all[i].hva, a->all[i].len_bytes};
+        const struct outside_block *b = &a->all[i];
+        struct iovec here = {NULL, b->len_bytes}, there = {(void *)(uintptr_t)b->hva, b->len_bytes};
 
-        if (attach_is_main(&a->all[i]))
+        if (attach_is_main(b))
             continue;
-        here.iov_base = a->small[i] = malloc(a->all[i].len_bytes + 1);
+        here.iov_base = a->small[i] = malloc(b->len_bytes + 1);
         if (!here.iov_base)
             return ff_error_set(err, ENOMEM, "attach: out of memory");
-        if (process_vm_readv(p->pid, &here, 1, &there, 1, 0) != (ssize_t)a->all[i].len_bytes)
-            return ff_error_set(err, errno ? errno : EIO, "QEMU: read block %s: %s", a->all[i].name,
-                                strerror(errno));
+        ssize_t n = process_vm_readv(p->pid, &here, 1, &there, 1, 0);
+        if (n != (ssize_t)b->len_bytes)
+            return ff_error_set(err, n < 0 ? errno : EFAULT, "QEMU: read block %s: %s", b->name,
+                                strerror(n < 0 ? errno : EFAULT));
         a->incoming[i].bytes = here.iov_base;
     }
     return 0;
@@ -131,7 +82,7 @@ static int check_still_stopped(struct qmp *q, struct ff_error *err)
     qmp_drain(q);
     for (json_t *e; (e = qmp_take_event(q)); json_decref(e))
         ran |= !strcmp(text_of(e, "event"), "RESUME");
-    return ran ? ff_error_set(err, EBUSY, "QEMU: somebody has given `cont` while its state was saved: move it again") : 0;
+    return ran ? ff_error_set(err, EBUSY, "QEMU: somebody gave `cont` while its state was saved: move it again") : 0;
 }
 
 /* A guest that starts anew makes some blocks longer */
@@ -163,9 +114,9 @@ static int send_stream(struct proxy *p, struct ff_error *err)
     return ff_source_send_state(p->source, all, s->len + 1, NULL, 0, err);
 }
 
-/* Disks of a guest that is paused are not given up, since only `cont` would take them back: `stop` flushes them, and their
- * locks end with the QEMU. Since it was looked at first the guest may have got a device, or mounted a host's folder. Then a failure gives
- * the guest back: stay_here() */
+/* Disks of a guest that is paused are not given up, since only `cont` would take them back: `stop` flushes
+ * them, and their locks end with the QEMU. What is movable is looked at again: the guest may have got a
+ * device since, or mounted a host's folder. From `stop` on a failure gives the guest back: stay_here() */
 static int stop_and_save(struct proxy *p, struct ff_error *err)
 {
     struct attach *a = p->attach;
@@ -212,8 +163,6 @@ int attach_source_ready(struct proxy *p, struct ff_error *err)
     if (!rc)
         rc = look_at_source(p, err);
     if (!rc)
-        rc = open_source(p, err);
-    if (!rc)
         rc = begin_stream(p, err);
     if (!rc)
         rc = ff_source_connect(p->source, proxy_config(p), err);
@@ -237,7 +186,7 @@ int attach_source_ready(struct proxy *p, struct ff_error *err)
 void attach_source_back(struct proxy *p)
 {
     if (p->attach && p->attach->hold)
-        hold_end(p->attach->hold);
+        hold_end(p->attach->hold, 0);
     if (p->attach)
         p->attach->hold = NULL;
     atomic_store(&p->is_held, false);
@@ -250,12 +199,7 @@ void attach_source_over(struct proxy *p, int code)
 
     if (!a || !a->hold)
         return;
-    if (!code && !p->o->keep) {
-        hold_kill(a->hold);
-    } else {
-        kill(p->pid, SIGSTOP);
-        hold_end(a->hold);
-    }
+    hold_end(a->hold, !code && !p->o->keep ? SIGKILL : SIGSTOP);
     a->hold = NULL;
     atomic_store(&p->is_held, false);
 }

@@ -216,6 +216,10 @@ int proxy_start_finish(struct proxy *p, struct ff_error *err);
 
 int proxy_read_input(struct proxy *p, struct ff_error *err); /* --keyed */
 
+/* --- proxy_source_memory.c --- */
+
+int proxy_new_source(struct proxy *p, struct ff_error *err); /* p->source, with p->blocks as its regions */
+
 /* --- proxy_dest_memory.c --- */
 
 /* A block whose address is known */

@@ -49,7 +49,8 @@ struct hold {
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    bool tried, over, kills, binds, bound; /* under @lock */
+    bool tried, over, binds, bound; /* under @lock */
+    int signal; /* at the end; likewise */
     int rc;
     struct ff_error why;
     struct held *threads; /* the thread's own */
@@ -137,8 +138,9 @@ static int wait_one(struct hold *h, struct held *t, uint64_t end)
             t->is_stopped = true;
             t->signal = now.si_status >> 8 ? 0 : now.si_status;
         } else if (ff_now_ms() > end) {
-            return ff_error_set(&h->why, ETIMEDOUT, "process %d: its thread %d has not stopped within 2 s: it waits for "
-                                "what nothing interrupts, a disk perhaps: try again", (int)h->pid, (int)t->tid);
+            return ff_error_set(&h->why, ETIMEDOUT,
+                                "process %d: its thread %d has not stopped within 2 s: it waits for what nothing "
+                                "interrupts, a disk perhaps: try again", (int)h->pid, (int)t->tid);
         } else {
             nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
         }
@@ -214,13 +216,13 @@ static void *hold_main(void *opaque)
         h->rc = ff_error_set(&h->why, ESRCH, "process %d has ended", (int)h->pid);
     h->bound = true;
     pthread_cond_broadcast(&h->changed);
-    bool kills = h->kills;
+    int signal = h->signal;
     pthread_mutex_unlock(&h->lock);
     if (rc || ended)
         return NULL;
-    if (kills)
-        kill(h->pid, SIGKILL); /* held, it has not been reaped: the number is its own */
-    else
+    if (signal)
+        kill(h->pid, signal); /* held, it has not been reaped: the number is its own */
+    if (signal != SIGKILL)
         release_all(h);
     return NULL;
 }
@@ -277,22 +279,12 @@ int hold_bind(struct hold *h, struct ff_error *err)
     return rc;
 }
 
-static void end_hold(struct hold *h, bool kills)
+void hold_end(struct hold *h, int signal)
 {
     pthread_mutex_lock(&h->lock);
     h->over = true;
-    h->kills = kills;
+    h->signal = signal;
     pthread_cond_broadcast(&h->changed);
     pthread_mutex_unlock(&h->lock);
     free_hold(h);
-}
-
-void hold_end(struct hold *h)
-{
-    end_hold(h, false);
-}
-
-void hold_kill(struct hold *h)
-{
-    end_hold(h, true);
 }

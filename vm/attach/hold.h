@@ -13,7 +13,7 @@ struct hold;
 
 /**
  * hold_begin() - stop every thread of a process
- * @out: to be given to hold_end() or hold_kill()
+ * @out: to be given to hold_end()
  *
  * Its memory can be read meanwhile. When this process ends before hold_bind(), that one goes on.
  *
@@ -26,7 +26,8 @@ int hold_begin(pid_t pid, struct hold **out, struct ff_error *err);
  * its guest again. Return: 0; -ESRCH: it has ended; else -errno, and it does not stand so */
 int hold_bind(struct hold *h, struct ff_error *err);
 
-void hold_end(struct hold *h);  /* it goes on */
-void hold_kill(struct hold *h); /* it is ended by SIGKILL */
+/* It goes on, with @signal: 0; SIGSTOP: it stands still until SIGCONT; SIGKILL: it is ended. Nothing is sent to one that
+ * has ended */
+void hold_end(struct hold *h, int signal);
 
 #endif

@@ -19,7 +19,9 @@
  *              3. A step is over when the instruction pointer has moved and its SIGTRAP was seen: a thread that
  *                 stops for something else may have that before it, and would die of it later.
  *              4. A filter of system calls may kill the process: it is suspended, or nothing is injected.
- * Limits       A thread that waits in the kernel for what only SIGKILL ends does not stop: -ETIMEDOUT.
+ * Limits       A thread that waits in the kernel for what only SIGKILL ends does not stop: -ETIMEDOUT. One whose
+ *              injected call does not return within a minute is lost: it goes on with registers that are not
+ *              its own. So all that is called in a QEMU whose guest runs is close(2).
  * Sources      ptrace(2), signal(7), arch/x86/kernel/signal.c, kernel/ptrace.c
  */
 #include <errno.h>
@@ -245,7 +247,7 @@ static void release_thread(struct inject *in)
 struct run {
     pid_t pid;
     unsigned filters;
-    int (*fn)(struct inject *in, void *opaque, struct ff_error *err);
+    inject_fn *fn;
     void *opaque;
     struct ff_error *err;
     int rc;
@@ -265,8 +267,7 @@ static void *run_main(void *opaque)
     return NULL;
 }
 
-int inject_run(pid_t pid, unsigned filters, int (*fn)(struct inject *in, void *opaque, struct ff_error *err), void *opaque,
-               struct ff_error *err)
+int inject_run(pid_t pid, unsigned filters, inject_fn *fn, void *opaque, struct ff_error *err)
 {
     struct ff_error why = {0};
     struct run r = {.pid = pid, .filters = filters, .fn = fn, .opaque = opaque, .err = err ? err : &why};

@@ -14,6 +14,7 @@
 
 /* The main thread of a process, stopped: borrowed by the function that inject_run() calls */
 struct inject;
+typedef int inject_fn(struct inject *in, void *opaque, struct ff_error *err);
 
 /**
  * inject_run() - stop the main thread of a process, and let @fn make system calls in it
@@ -30,8 +31,7 @@ struct inject;
  *         traces it; -ETIMEDOUT: its thread does not stop, as one that waits for its vfork(2);
  *         -ENOTSUP: it is not a 64-bit program
  */
-int inject_run(pid_t pid, unsigned filters, int (*fn)(struct inject *in, void *opaque, struct ff_error *err), void *opaque,
-               struct ff_error *err);
+int inject_run(pid_t pid, unsigned filters, inject_fn *fn, void *opaque, struct ff_error *err);
 
 /**
  * inject_call() - make one system call

@@ -122,7 +122,8 @@ static int empty_there(struct inject *in, void *opaque, struct ff_error *err)
     return rc;
 }
 
-int watch_begin(struct watch *w, pid_t pid, unsigned filters, const struct outside_block *b, unsigned n, struct ff_error *err)
+int watch_begin(struct watch *w, pid_t pid, unsigned filters, const struct outside_block *b, unsigned n,
+                struct ff_error *err)
 {
     FF_AUTO_FREE bool *is_shared = calloc(n + 1, sizeof(*is_shared));
     struct empty e = {w, is_shared};
@@ -168,9 +169,9 @@ static int end_by(struct watch *w, struct ff_error *err)
 {
     char answer[1024];
 
-    if (send(w->by, "e", 1, MSG_NOSIGNAL) != 1 || recv(w->by, answer, sizeof(answer), 0) <= 0)
-        return ff_error_set(err, errno ? errno : EPIPE, "watcher: %s", strerror(errno));
-    return 0;
+    if (send(w->by, "e", 1, MSG_NOSIGNAL) == 1 && recv(w->by, answer, sizeof(answer), 0) > 0)
+        return 0;
+    return ff_error_set(err, EPIPE, "watcher: it does not close the userfaultfd in process %d", (int)w->pid);
 }
 
 int watch_end(struct watch *w, struct ff_error *err)

@@ -73,14 +73,15 @@ static void serve_one(int fd, pid_t agent)
 {
     static struct request q;
     FF_AUTO_FREE struct outside_block *b = NULL;
-    struct watch w = {.fd = -1, .there = -1};
+    struct watch w = {.fd = -1, .there = -1, .by = -1};
     struct answer a = {0};
     struct ff_error why = {0};
     struct pollfd p = {.fd = fd, .events = POLLIN};
     int filters = outside_number(agent, "Seccomp_filters:"); /* Linux 5.9 */
     char end;
 
-    if (!is_agents_own(fd, agent) || poll(&p, 1, LIMIT_MS) <= 0 || !is_request(&q, recv(fd, &q, sizeof(q), MSG_DONTWAIT)))
+    if (!is_agents_own(fd, agent) || poll(&p, 1, LIMIT_MS) <= 0 ||
+        !is_request(&q, recv(fd, &q, sizeof(q), MSG_DONTWAIT)))
         return;
     b = xcalloc(q.n, sizeof(*b));
     for (unsigned i = 0; i < q.n; i++) {

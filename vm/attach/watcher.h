@@ -5,15 +5,18 @@
 /**
  * DOC: Theory of Operation
  *
- * Purpose      an agent is confined: its filter of system calls refuses ptrace(2), or whoever takes it over had every
- *              process of its user. What it needs of that is little: memory of a QEMU that it has started is to be watched.
- *              A process that it starts before it is confined does that, and nothing else.
+ * Purpose      an agent is confined: its filter of system calls refuses ptrace(2), or whoever takes it
+ *              over had every process of its user. What it needs of that is little: memory of a QEMU
+ *              that it has started is to be watched. A process that it starts before it is confined
+ *              does that, and nothing else.
  * Picture      farfork proxy --unix--> watcher --ptrace--> QEMU
  *                  ^                                        |
  *                  +------------- its userfaultfd ----------+
  * Invariants   1. Who asks, and the process that is to be watched, are the agent's descendants and its user's.
- *              2. The watcher reads one fixed message, bounded before anything is allocated, and opens no file that a message names.
+ *              2. The watcher reads one message of fixed form, bounded before anything is allocated, and
+ *                 opens no file that a message names.
  *              3. The calls are userfaultfd(2), madvise(2) and close(2), with addresses that /proc/PID/maps has.
+ * Limits       It serves one at a time, as long as that stays connected: a move has one QEMU.
  */
 #ifndef FF_VM_ATTACH_WATCHER_H
 #define FF_VM_ATTACH_WATCHER_H

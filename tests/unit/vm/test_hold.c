@@ -80,6 +80,22 @@ static void wait_counts(void)
         }
 }
 
+static void wait_state(pid_t pid, char want)
+{
+    char path[64], text[256];
+
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+    for (int i = 0;; i++, usleep(1000)) {
+        FILE *f = fopen(path, "re");
+        assert_non_null(f);
+        assert_non_null(fgets(text, sizeof(text), f));
+        fclose(f);
+        if (strrchr(text, ')')[2] == want)
+            return;
+        assert_true(i < 5000);
+    }
+}
+
 static void check_still(void)
 {
     uint64_t was[THREADS + 1];
@@ -114,8 +130,25 @@ static void test_stands_still_and_goes_on(void **state)
         wait_counts();
         assert_int_equal(hold_begin(pid, &h, &err), 0);
         check_still();
-        hold_end(h);
+        hold_end(h, 0);
     }
+    wait_counts();
+    atomic_store(&shared->over, true);
+    check_end(pid, false);
+}
+
+static void test_stays_stopped(void **state)
+{
+    struct hold *h;
+    (void)state;
+    pid_t pid = start(many);
+
+    wait_counts();
+    assert_int_equal(hold_begin(pid, &h, &err), 0);
+    hold_end(h, SIGSTOP);
+    wait_state(pid, 'T');
+    check_still();
+    kill(pid, SIGCONT);
     wait_counts();
     atomic_store(&shared->over, true);
     check_end(pid, false);
@@ -129,7 +162,7 @@ static void test_is_killed(void **state)
 
     wait_counts();
     assert_int_equal(hold_begin(pid, &h, &err), 0);
-    hold_kill(h);
+    hold_end(h, SIGKILL);
     check_end(pid, true);
     assert_int_equal(hold_begin(pid, &h, &err), -ESRCH);
 }
@@ -187,12 +220,11 @@ static void test_ends_while_held(void **state)
     kill(pid, SIGKILL);
     check_end(pid, true);
     assert_int_equal(hold_bind(h, &err), -ESRCH);
-    hold_end(h);
+    hold_end(h, 0);
 }
 
 static void vforks(void)
 {
-    atomic_store(&shared->count[0], 1);
     if (!vfork()) {
         while (!atomic_load(&shared->over))
             usleep(1000);
@@ -207,9 +239,7 @@ static void test_does_not_stop(void **state)
     (void)state;
     pid_t pid = start(vforks);
 
-    while (!atomic_load(&shared->count[0]))
-        usleep(1000);
-    usleep(20000);
+    wait_state(pid, 'D');
     assert_int_equal(hold_begin(pid, &h, &err), -ETIMEDOUT);
     atomic_store(&shared->over, true);
     check_end(pid, false);
@@ -218,7 +248,8 @@ static void test_does_not_stop(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_stands_still_and_goes_on), cmocka_unit_test(test_is_killed),
+        cmocka_unit_test(test_stands_still_and_goes_on), cmocka_unit_test(test_stays_stopped),
+        cmocka_unit_test(test_is_killed),
         cmocka_unit_test(test_does_not_outlive_its_holder), cmocka_unit_test(test_outlives_who_holds_it_only),
         cmocka_unit_test(test_ends_while_held),
         cmocka_unit_test(test_does_not_stop),

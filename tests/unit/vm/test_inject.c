@@ -81,6 +81,12 @@ static void end(struct child *c, int code)
     close(c->told);
 }
 
+static void go_on(struct child *c)
+{
+    assert_int_equal(write(c->go, "x", 1), 1);
+    end(c, 0);
+}
+
 static char state_of(pid_t pid)
 {
     char path[64], text[256] = "";
@@ -164,8 +170,7 @@ static void test_waits_in_read(void **state)
     for (int i = 0; i < 100; i++)
         ask_well(c.pid, 1);
     ask_well(c.pid, 100);
-    assert_int_equal(write(c.go, "x", 1), 1);
-    end(&c, 0);
+    go_on(&c);
 }
 
 static void sleeps(int go, int told)
@@ -310,8 +315,7 @@ static void test_no_signal_is_lost(void **state)
     for (int i = 0; i < 100; i++)
         ask_well(c.pid, 5);
     pthread_join(sender, NULL);
-    assert_int_equal(write(c.go, "x", 1), 1);
-    end(&c, 0);
+    go_on(&c);
 }
 
 static void test_stopped_stays_so(void **state)
@@ -327,8 +331,7 @@ static void test_stopped_stays_so(void **state)
     wait_state(c.pid, 'T');
     kill(c.pid, SIGCONT);
     wait_state(c.pid, 'S');
-    assert_int_equal(write(c.go, "x", 1), 1);
-    end(&c, 0);
+    go_on(&c);
 }
 
 static int stop_it(struct inject *in, void *opaque, struct ff_error *why)
@@ -351,8 +354,7 @@ static void test_stopped_meanwhile(void **state)
         kill(c.pid, SIGCONT);
         wait_state(c.pid, 'S');
     }
-    assert_int_equal(write(c.go, "x", 1), 1);
-    end(&c, 0);
+    go_on(&c);
 }
 
 static void *stop_and_go(void *opaque)
@@ -474,8 +476,7 @@ static void test_is_traced(void **state)
 
     assert_int_equal(ask(c.pid, 1), -EBUSY);
     assert_non_null(strstr(err.text, "traced by process"));
-    assert_int_equal(write(c.go, "x", 1), 1);
-    end(&c, 0);
+    go_on(&c);
 }
 
 static void filters(int go, int told)
@@ -496,59 +497,59 @@ static void filters(int go, int told)
         broken();
 }
 
-static void needs_root(void)
+/* @fn in a process of another user */
+static void as_nobody(int (*fn)(pid_t of), pid_t of)
 {
-    if (geteuid())
+    int status;
+
+    if (geteuid()) {
+        print_message("      skipped: run it as root: it starts processes of another user\n");
         skip();
+    }
+    pid_t pid = fork();
+    if (!pid)
+        _exit(setgid(NOBODY) || setuid(NOBODY) ? 9 : fn(of));
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+}
+
+/* Its child has a filter that it may not suspend: it goes on, and nothing has killed it */
+static int ask_filtered(pid_t of)
+{
+    int status;
+    (void)of;
+    prctl(PR_SET_DUMPABLE, 1);
+    struct child mine = start(filters);
+
+    if (ask(mine.pid, 1) != -EPERM || !strstr(err.text, "seccomp"))
+        return 8;
+    close(mine.go);
+    waitpid(mine.pid, &status, 0);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 9 ? 0 : 7;
 }
 
 static void test_filter_is_suspended(void **state)
 {
-    int status;
     (void)state;
-    needs_root();
+    as_nobody(ask_filtered, 0);
     struct child c = start(filters);
 
     ask_well(c.pid, 3); /* would kill it */
-    assert_int_equal(write(c.go, "x", 1), 1);
-    end(&c, 0);
-    c = start(filters); /* as that one does, which may not suspend it */
-    pid_t other = fork();
-    if (!other) {
-        if (setgid(NOBODY) || setuid(NOBODY))
-            broken();
-        prctl(PR_SET_DUMPABLE, 1);
-        struct child mine = start(filters);
-        int rc = ask(mine.pid, 1);
-        if (rc != -EPERM || !strstr(err.text, "seccomp"))
-            broken();
-        close(mine.go); /* it goes on: nothing has killed it */
-        waitpid(mine.pid, &status, 0);
-        _exit(WIFEXITED(status) && WEXITSTATUS(status) == 9 ? 0 : 8);
-    }
-    assert_int_equal(waitpid(other, &status, 0), other);
-    assert_int_equal(status, 0);
-    assert_int_equal(write(c.go, "x", 1), 1);
-    end(&c, 0);
+    go_on(&c);
+}
+
+static int ask_strangers(pid_t of)
+{
+    return ask(of, 1) == -EPERM && strstr(err.text, "user") ? 0 : 8;
 }
 
 static void test_another_user(void **state)
 {
-    int status;
     (void)state;
-    needs_root();
     struct child c = start(reads);
-    pid_t other = fork();
 
-    if (!other) {
-        if (setgid(NOBODY) || setuid(NOBODY))
-            broken();
-        _exit(ask(c.pid, 1) == -EPERM && strstr(err.text, "user") ? 0 : 9);
-    }
-    assert_int_equal(waitpid(other, &status, 0), other);
-    assert_int_equal(status, 0);
-    assert_int_equal(write(c.go, "x", 1), 1);
-    end(&c, 0);
+    as_nobody(ask_strangers, c.pid);
+    go_on(&c);
 }
 
 /* Its main thread waits for its vfork(2), which nothing but SIGKILL interrupts */
@@ -604,8 +605,7 @@ static void test_six_arguments(void **state)
     snprintf(want, sizeof(want), "%llx", (unsigned long long)got[0]);
     assert_true(got[0] > 0);
     assert_non_null(strstr(text, want));
-    assert_int_equal(write(c.go, "x", 1), 1);
-    end(&c, 0);
+    go_on(&c);
 }
 
 int main(void)

@@ -156,8 +156,10 @@ static int in_child(int (*fn)(void))
 static void test_watches(void **state)
 {
     (void)state;
-    if (geteuid())
+    if (geteuid()) {
+        print_message("      skipped: run it as root, or set vm.unprivileged_userfaultfd=1\n");
         skip();
+    }
     watcher = start_watcher(getpid());
     assert_int_equal(in_child(ask_for_owner), 0);
     check_watcher_ends();
