@@ -4,7 +4,7 @@
 #
 # Included by the top Makefile. BENCH_FLAGS: see `farfork bench --help`
 
-.PHONY: bench bench-clone bench-proxy bench-fanout bench-serving bench-remote bench-visit
+.PHONY: bench bench-clone bench-attach bench-fanout bench-serving bench-remote bench-visit
 BENCH_PROGRAMS := $(addprefix $(BUILD)/bench/,baselines udpping redisload shaper)
 BENCH_SCALING := $(BUILD)/bench/fault_scaling
 DEPS_BENCH := $(BUILD)/.deps-bench
@@ -44,12 +44,12 @@ bench: $(BUILD)/bin/farfork $(BUILD)/bin/qemu-system-x86_64 $(BUILD)/guests/micr
 	@FARFORK_BUILD='$(abspath $(BUILD))' $(BUILD)/bin/farfork bench $(if $(FULL),--full) \
 	    $(BENCH_FLAGS)
 
-# an unpatched QEMU by its own ways and by proxies, beside the patched one; BENCH_QEMU=stock-qemu-sid
+# an unpatched QEMU by its own ways and by attaching, beside the patched one; BENCH_QEMU=stock-qemu-sid
 BENCH_QEMU := stock-qemu
-bench-proxy: tools $(BUILD)/bin/qemu-system-x86_64 $(BUILD)/guests/micro.elf $(BENCH_PROGRAMS) \
-             $(BUILD)/tests/e2e/$(BENCH_QEMU)
+bench-attach: tools $(BUILD)/bin/qemu-system-x86_64 $(BUILD)/guests/micro.elf $(BENCH_PROGRAMS) \
+              $(BUILD)/tests/e2e/$(BENCH_QEMU)
 	@FARFORK_BUILD='$(abspath $(BUILD))' $(BUILD)/bin/farfork bench --qemu $(BENCH_QEMU) \
-	    --mem 3072 --memory memfd anon --peers pre-copy post-copy preempt proxy rdma-tcp \
+	    --mem 3072 --memory memfd anon --peers pre-copy post-copy preempt attach rdma-tcp \
 	    $(BENCH_FLAGS)
 
 bench-clone: tools $(BUILD)/bin/qemu-system-x86_64 $(BUILD)/guests/micro.elf $(BENCH_PROGRAMS)

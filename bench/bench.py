@@ -51,7 +51,7 @@ EPILOG = '''
   --fail-on-regression  exit code 1 when a figure is worse
 
 PEER is one of {peers}.
-After a comma: qemu=PROGRAM, and for proxy and rdma-... key, a key of this run, or options of its
+After a comma: qemu=PROGRAM, and for attach and rdma-... key, a key of this run, or options of its
 address, as in rdma-tcp,prefill=push. WORKLOAD is one of {workloads};
 with @RATE so many touches a second; or a Linux guest that is measured from outside: linux,
 with UDP packets, or redis, whose answers a client waits for.

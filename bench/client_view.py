@@ -38,7 +38,7 @@ SLOT_MS = measure.SLOT_MS
 
 
 class Moved(Linux):
-    """With a monitor more, for a proxy."""
+    """With a monitor more, for a farfork that attaches."""
 
     def argv(self, incoming):
         return super().argv(incoming) + second_monitor(self.s.workdir, self.name)

@@ -20,6 +20,7 @@ import procstat
 import report
 import stats
 from common import Failed, Micro
+from peers import ATTACH
 from proxies import second_monitor
 from qemu import GuestError
 
@@ -138,12 +139,11 @@ def listen(t, src, dst, peer):
     return way
 
 
-def wait_end(guest, end_s, check=lambda: None):
+def wait_end(guest, end_s):
     """query-migrate once its migration has ended, or by that time. A link of our transport that breaks ends
     nothing: another one is waited for, and how long that takes does not count."""
     last_s = end_s + PAUSE_S * common.place.patience
     while True:
-        check()
         info = common.migration(guest)
         paused = info.get('status') == 'postcopy-paused' and 'x-rdma-postcopy' in info
         if info.get('status') in common.ENDED and not paused:
@@ -155,7 +155,7 @@ def wait_end(guest, end_s, check=lambda: None):
 
 
 class Move:
-    """From `migrate` to the end on both sides; use: by side, a proxy's with its QEMU's."""
+    """From `migrate` to the end on both sides; use: by side, that of a farfork beside it with its QEMU's."""
 
     def __init__(self, t, src, dst, peer, limit_s, way=None):
         way = way or listen(t, src, dst, peer)
@@ -174,7 +174,6 @@ class Move:
                     src.qmp('migrate-start-postcopy')
             self.wait(limit_s)
             self.end_s = time.monotonic()
-            way.end()
             uses = watching.end()
         finally:
             watching.cancel()
@@ -185,7 +184,10 @@ class Move:
         self.source_rss_mib = uses[src.pid].rss_mib
         # collects what has come; the destination of a move that was cancelled ends
         for g in (src, dst) if self.outcome == 'completed' else (src,):
-            g.qmp('query-name')
+            if peer.name == ATTACH and g is src:
+                g.collect()     # it stands still
+            else:
+                g.qmp('query-name')
 
     def one_round(self):
         """Pre-copy until all memory was sent once. QEMU counts the dirty log's first reading, at
@@ -202,8 +204,12 @@ class Move:
     def wait(self, limit_s):
         """Until both have completed. A pre-copy that does not end is cancelled."""
         end = self.start_s + limit_s * common.place.patience
+        if self.peer.name == ATTACH:
+            self.way.wait(end)
+            self.infos = [{}, {}]
+            return
         for i, g in enumerate((self.src, self.dst)):
-            info = self.infos[i] = wait_end(g, end, self.way.check)
+            info = self.infos[i] = wait_end(g, end)
             if info.get('status') == 'completed':
                 continue
             if info.get('status') in common.ENDED:
@@ -227,25 +233,21 @@ class Move:
         return [e['timestamp']['seconds'] + e['timestamp']['microseconds'] / 1e6
                 for e in g.events[self.marks[side]:] if match(e)]
 
+    def ended_wall(self, side):
+        """When that side had completed, or None."""
+        ends = self.event_s(side, lambda e: e['event'] == 'MIGRATION' and e['data']['status'] == 'completed')
+        return self.way.ended_s(side) or (ends[-1] if ends else None)
+
     def total_ms(self):
-        ends = [self.event_s(side, lambda e: e['event'] == 'MIGRATION'
-                             and e['data']['status'] == 'completed') for side in (0, 1)]
+        ends = [self.ended_wall(side) for side in (0, 1)]
         if not all(ends):
             return (self.end_s - self.start_s) * 1000
-        return (max(e[-1] for e in ends) - self.start_wall) * 1000
-
-    def arrived_ms(self):
-        """Until the destination has everything; a proxy's source may still send what nobody needs."""
-        ends = self.event_s(1, lambda e: e['event'] == 'MIGRATION'
-                            and e['data']['status'] == 'completed')
-        return (ends[-1] - self.start_wall) * 1000 if ends else None
+        return (max(ends) - self.start_wall) * 1000
 
     def postcopy_ms(self):
         """From the guest's first instruction at the destination to the end there."""
-        resumes = self.event_s(1, lambda e: e['event'] == 'RESUME')
-        ends = self.event_s(1, lambda e: e['event'] == 'MIGRATION'
-                            and e['data']['status'] == 'completed')
-        return (ends[-1] - resumes[0]) * 1000 if resumes and ends else None
+        resumes, end = self.event_s(1, lambda e: e['event'] == 'RESUME'), self.ended_wall(1)
+        return (end - resumes[0]) * 1000 if resumes and end else None
 
     def event_downtime_ms(self):
         stops = self.event_s(0, lambda e: e['event'] == 'STOP')
@@ -260,7 +262,6 @@ def metrics_of_move(move):
     src_info, out = move.infos[0], {}
     if move.outcome == 'completed':
         out['total_ms'] = move.total_ms()
-        out['arrived_ms'] = move.arrived_ms()
         out['total_qemu_ms'] = src_info.get('total-time')
         out['downtime_qemu_ms'] = src_info.get('downtime')
         out['downtime_events_ms'] = move.event_downtime_ms()

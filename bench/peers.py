@@ -5,8 +5,7 @@
     peer = Peer('rdma-tcp,prefill=push')
     way = peer.listen(t, src, dst)      # the destination waits
     way.begin(src)                      # the clock runs from here
-    ...                                 # until both QEMUs have completed; way.check() meanwhile
-    way.end()
+    ...                                 # until both QEMUs have completed; of attach: way.wait()
     way.close()
 """
 import os
@@ -20,12 +19,12 @@ from stocks import qemu_of
 
 STOCK = {'pre-copy': 'precopy', 'multifd': 'multifd', 'post-copy': 'postcopy',
          'preempt': 'preempt', 'hybrid': 'preempt'}
-PROXY = 'proxy'
+ATTACH = 'attach'
 RDMA = {'rdma-tcp': 'tcp', 'rdma-verbs': 'verbs'}
-OURS = {PROXY: 'tcp', **RDMA}
+OURS = {ATTACH: 'tcp', **RDMA}
 PEERS = [*STOCK, *OURS]
 USUAL = [*(p for p in PEERS if p not in ('hybrid', 'rdma-verbs')), 'rdma-tcp,key']
-END_S = 60              # of a proxy, once both QEMUs have completed
+POLL_S = 0.005
 
 
 def program_of(name):
@@ -68,8 +67,8 @@ class Peer:
 
     def listen(self, t, src, dst):
         """Let dst wait for src."""
-        if self.name == PROXY:
-            return ByProxies(t, dst, self.options)
+        if self.name == ATTACH:
+            return ByAttaching(t, dst, self.options)
         if self.name in STOCK:
             return ByQemu(common.stock_listen(src, dst, STOCK[self.name], common.place.host))
         common.place.options = self.options
@@ -94,57 +93,58 @@ class ByQemu:
         """What Farfork counts, in what QEMU says of its migration."""
         return (info or {}).get('x-rdma-postcopy')
 
-    def check(self):
+    @staticmethod
+    def ended_s(_side):
+        """None: the QEMUs' own events say when they had completed."""
+
+    def close(self):
         pass
 
-    end = close = check
 
-
-class ByProxies:
-    """A farfork proxy beside each QEMU: the source's is started when the move begins."""
+class ByAttaching:
+    """A farfork beside each QEMU: the source's is started when the move begins."""
 
     def __init__(self, t, dst, options):
-        self.t, self.options, self.engine = t, options, None
-        self.proxies = [Proxy(t, dst, 'destination', f'{common.place.host}:0{options}',
-                              stream_path(dst), space=dst.pid)]
-        self.port = self.proxies[0].wait('listening')['port']
+        self.t, self.options, self.ended = t, options, {}
+        self.beside = [self.start(dst, 'destination', 0)]
+        self.port = self.beside[0].wait('listening')['port']
+
+    def start(self, guest, side, port):
+        """--keep: the QEMU at the source is not ended, as it is not by its own ways; that would cost CPU time."""
+        path = os.path.join(os.path.dirname(guest.console), f'{guest.name}.stream')
+        return Proxy(self.t, guest, side, f'{common.place.host}:{port}{self.options}', path,
+                     ['--attach', *(['--keep'] if side == 'source' else [])], space=guest.pid)
 
     def begin(self, src):
-        address = f'{common.place.host}:{self.port}{self.options}'
-        self.proxies.append(Proxy(self.t, src, 'source', address, stream_path(src), space=src.pid))
+        self.beside.append(self.start(src, 'source', self.port))
 
     def pids(self):
         """The destination's first, the source's if it has begun."""
-        return [p.p.pid for p in self.proxies]
+        return [p.p.pid for p in self.beside]
 
-    def check(self):
-        for p in self.proxies:
-            if p.find('failed') or p.find('lost') or p.find('incomplete'):
-                raise Failed(f'proxy: {p.side}: {p.told()}')
+    def wait(self, end_s):
+        """Until both have ended. Nobody collects them before it was seen what they used."""
+        while len(self.ended) < len(self.beside):
+            for p in self.beside:
+                if p.side in self.ended:
+                    continue
+                gone = os.waitid(os.P_PID, p.p.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+                if gone and not gone.si_status:
+                    self.ended[p.side] = time.time()
+                elif gone or time.monotonic() > end_s:
+                    raise Failed(f'attach: {p.side}: {f"exit {gone.si_status}" if gone else "not complete"}: {p.told()}')
+            time.sleep(POLL_S)
 
-    def end(self):
-        """They end by themselves, and nobody collects them before it was seen what they used."""
-        limit = time.monotonic() + END_S
-        for p in self.proxies:
-            while not (ended := os.waitid(os.P_PID, p.p.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)):
-                if time.monotonic() > limit:
-                    raise Failed(f'proxy: {p.side}: still there {END_S} s after the move: {p.told()}')
-                time.sleep(0.005)
-            if ended.si_status:
-                raise Failed(f'proxy: {p.side}: exit {ended.si_status}: {p.told()}')
+    def ended_s(self, side):
+        return self.ended.get(('source', 'destination')[side])
 
     def close(self):
         """What they counted, if they have ended by themselves."""
-        for p in self.proxies:
+        for p in self.beside:
             with p:
                 pass
             for thread in p.threads:
-                thread.join(END_S)
-        self.engine = (self.proxies[0].find('ended') or {}).get('engine')
+                thread.join()
 
     def numbers(self, _info):
-        return self.engine
-
-
-def stream_path(guest):
-    return os.path.join(os.path.dirname(guest.console), f'{guest.name}.stream')
+        return (self.beside[0].find('ended') or {}).get('engine')

@@ -21,7 +21,7 @@ SIZE = {'png': ('pngcairo', '900,480'), 'svg': ('svg', '900,480')}
 ANSWER, NARROW = 'answer', {'narrow.png': ('pngcairo', '380,380')}
 COLOURS = {'pre-copy': '#bbbbbb', 'multifd': '#808080', 'post-copy': '#e6a500',
            'preempt': '#d55e00', 'hybrid': '#aa4499',
-           'proxy': '#56b4e9', 'rdma-tcp': '#0072b2', 'rdma-verbs': '#009e73'}
+           'attach': '#56b4e9', 'rdma-tcp': '#0072b2', 'rdma-verbs': '#009e73'}
 MORE = ['#cc79a7', '#117733', '#332288', '#882255']     # of peers that differ in options alone
 CURVE_COLOURS = [['#0072b2', '#d55e00', '#009e73'], ['#56b4e9', '#e6a500', '#88d8b0']]
 BARS = [('total_ms', 'total time'), ('downtime_guest_ms', 'downtime, guest'),

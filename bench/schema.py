@@ -17,7 +17,6 @@ Metric = namedtuple('Metric', 'name label unit less main')
 # main: in the table on the terminal and in the comparison of peers
 METRICS = [Metric(*m) for m in (
     ('total_ms', 'total time', 'ms', True, True),
-    ('arrived_ms', '  until all is there', 'ms', True, True),
     ('total_qemu_ms', 'total time by QEMU', 'ms', True, False),
     ('downtime_guest_ms', 'downtime, guest', 'ms', True, True),
     ('downtime_events_ms', 'downtime, STOP to RESUME', 'ms', True, True),

@@ -8,7 +8,7 @@ import peers
 import schema
 import stats
 
-RATIO_METRICS = ('total_ms', 'arrived_ms', 'downtime_guest_ms', 'downtime_events_ms', 'udp_silence_ms',
+RATIO_METRICS = ('total_ms', 'downtime_guest_ms', 'downtime_events_ms', 'udp_silence_ms',
                  'answer_p50_us', 'answer_p99_us', 'answer_max_us', 'stall_total_ms',
                  'stall_p50_us', 'stall_p99_us', 'stall_max_us', 'work_lost_ms', 'cpu_source_s',
                  'cpu_destination_s')

@@ -122,8 +122,8 @@ class Answers(unittest.TestCase):
         self.assertEqual((line, out['work_lost_ms']), ([], None))
 
 
-class Proxies(unittest.TestCase):
-    def test_a_side_is_a_qemu_and_its_proxy(self):
+class Attached(unittest.TestCase):
+    def test_a_side_is_a_qemu_and_what_is_attached_to_it(self):
         both = procstat.together([procstat.Use(1.5, {'CPU 0/KVM': 1.0, 'a': 0.5}, 100, 110),
                                   procstat.Use(0.75, {'a': 0.25, 'b': 0.5}, 0, 7)])
         self.assertEqual((both.cpu_s, both.vcpu_s(), both.threads['a']), (2.25, 1.0, 0.75))
@@ -138,12 +138,12 @@ class Proxies(unittest.TestCase):
         self.assertGreater(used.cpu_s, 0.01)
 
     def test_peers(self):
-        proxy = peers.Peer('proxy,qemu=stock-qemu,prefill=push')
-        self.assertEqual(proxy.options, ',insecure=on,link=tcp,prefill=push')
-        self.assertTrue(proxy.qemu.endswith('qemu-system-x86_64'))
-        self.assertFalse(proxy.patched() or proxy.starts_postcopy())
-        self.assertEqual(peers.Peer('proxy,link=verbs').options, ',insecure=on,link=verbs')
-        self.assertTrue(table.is_ours({'peer': proxy.text}))
+        attach = peers.Peer('attach,qemu=stock-qemu,prefill=push')
+        self.assertEqual(attach.options, ',insecure=on,link=tcp,prefill=push')
+        self.assertTrue(attach.qemu.endswith('qemu-system-x86_64'))
+        self.assertFalse(attach.patched() or attach.starts_postcopy())
+        self.assertEqual(peers.Peer('attach,link=verbs').options, ',insecure=on,link=verbs')
+        self.assertTrue(table.is_ours({'peer': attach.text}))
         self.assertTrue(peers.Peer('rdma-tcp').patched())
         self.assertTrue(peers.Peer('preempt').starts_postcopy())
         with self.assertRaises(ValueError):

@@ -28,7 +28,7 @@ BROWSER_S = 60
 KEEP = None
 # (total, downtime, stalled) of each usual way to move
 PEERS = {'pre-copy': (900, 160, 160), 'multifd': (800, 150, 150), 'post-copy': (420, 12, 330),
-         'preempt': (400, 12, 280), 'proxy': (300, 14, 200), 'rdma-tcp': (200, 11, 90),
+         'preempt': (400, 12, 280), 'attach': (300, 14, 200), 'rdma-tcp': (200, 11, 90),
          'rdma-tcp,key': (420, 12, 150)}
 
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """smoke.py - farfork bench measures four moves and writes whole results; no figure is judged
 
-Two of them are by rdma-postcopy, one of these with a key, one by proxies, and one by a pre-copy
+Two of them are by rdma-postcopy, one of these with a key, one by attaching, and one by a pre-copy
 that cannot converge. With FARFORK_FULL=1 also a guest that does not move and one that has moved, and the
 curve of threads that fault.
 
@@ -19,7 +19,7 @@ import schema
 
 BUILD = os.path.abspath(os.environ.get('FARFORK_BUILD', os.path.join(benchtest.TOP, 'build')))
 LIMIT_S = 150
-OURS = ('proxy', 'rdma-tcp', 'rdma-tcp,key')
+OURS = ('attach', 'rdma-tcp', 'rdma-tcp,key')
 problems = []
 
 

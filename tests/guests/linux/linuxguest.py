@@ -10,6 +10,7 @@ For the tests that move or fork this guest; used by linux_selftest.py.
 Every wait has a limit and raises Failed with the end of QEMU's and the guest's
 output. A QEMU that is left over is ended by close(), by its own process handle.
 """
+import contextlib
 import json
 import os
 import select
@@ -206,6 +207,11 @@ class Qemu:
                     self.wait_exit(2)
                     raise Failed(f'{self.name}: {what}: QEMU is gone\n{self.describe()}')
                 self.buffer += data
+
+    def collect(self):
+        """Events that have come, also of a QEMU that stands still."""
+        with contextlib.suppress(Failed):
+            self.read(lambda _: False, 0.1, 'an event more')
 
     def qmp(self, command, arguments=None, seconds=30, **more):
         """The command's return value; arguments as a dict, or as keywords without dashes."""

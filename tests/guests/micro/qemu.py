@@ -178,6 +178,17 @@ class Guest:
             else:
                 return reply["return"]
 
+    def collect(self):
+        """Events that have come, also of a QEMU that stands still."""
+        self.qmp_sock.setblocking(False)
+        try:
+            while True:
+                self.events.append(self._message())
+        except BlockingIOError:
+            pass
+        finally:
+            self.qmp_sock.settimeout(30)
+
     def log(self):
         """What the console holds by now; the same object each time, only longer."""
         if os.path.exists(self.console):
