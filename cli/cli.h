@@ -19,6 +19,7 @@ int cmd_forks(int argc, char **argv);
 int cmd_hosts(int argc, char **argv);
 int cmd_evacuate(int argc, char **argv);
 int cmd_pool(int argc, char **argv);
+int cmd_attach(int argc, char **argv);
 int cmd_proxy(int argc, char **argv);
 int cmd_nocloud(int argc, char **argv);
 

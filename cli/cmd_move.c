@@ -28,13 +28,9 @@ static int move_usage(FILE *out)
         "                          below: launcher, untested, options, agent, timeout, json\n"
         "  --address ADDRESS       with that: of HOST, for the memory\n"
         "  --launcher TEMPLATE     how to run {cmd} on {host}; default: 'ssh {host} {cmd}'\n"
-        "  --via auto|transport|proxy|attach  by the transport of a patched QEMU, or by proxies beside\n"
-        "                          any; default: auto, which says what it takes. attach: without any\n"
-        "                          migration of QEMU's own, as far as it is done\n"
-        "  --untested              with proxies: also a QEMU whose version was not tested\n"
-        "  --from-stream           with proxies: memory by QEMU's own stream as well: slower, but nobody\n"
-        "                          has to be permitted to look into QEMU; default: where that is\n"
-        "                          not permitted here\n"
+        "  --via attach|transport  by a process beside each QEMU, whatever QEMU it is, or by the transport\n"
+        "                          of patched QEMUs; default: attach\n"
+        "  --untested              with --domain: also a QEMU whose version was not tested\n"
         "  --options OPTIONS       of the transport: 'precopy=1,timeout=30'\n"
         "  --qemu PATH             the QEMU there; default: the one here\n"
         "  --tpm SOCKET            with a TPM: the control socket of an swtpm there\n"
@@ -76,7 +72,7 @@ static int move_domain(struct domain_options *d, const struct session_options *o
 {
     if (!*argv || o->qemu || o->rundir || o->id || back->go || back->hold || back->fence ||
         back->record || back->overlays || way->via == VIA_TRANSPORT || way->tpm ||
-        way->from_stream || way->keep_source || way->same_disks || o->unconfined || way->unplug.n || way->plug.n)
+        way->keep_source || way->same_disks || o->unconfined || way->unplug.n || way->plug.n)
         return move_usage(stderr);
     d->uri = argv[0];
     d->words = argv + 1;
@@ -85,7 +81,6 @@ static int move_domain(struct domain_options *d, const struct session_options *o
     d->link_options = o->link_options;
     d->timeout_s = o->timeout_s;
     d->json = o->json;
-    d->untested = way->untested;
     return output_code("farfork move", move_domain_run(d), MOVE_EXIT_TROUBLE);
 }
 
@@ -94,7 +89,7 @@ int cmd_move(int argc, char **argv)
     enum {
         LAUNCHER = 256, OPTIONS, QEMU, AGENT, RUNDIR, ID, TIMEOUT, JSON, QUIET, FALLBACK, FENCE,
         LEASE, RECORD, OVERLAYS, OUTPUT, VIA, UNTESTED, DOMAIN, ADDRESS, METRICS_DIR, SCOPE,
-        TPM, FROM_STREAM, UNPLUG, PLUG, KEEP_SOURCE, UNCONFINED, SAME_DISKS
+        TPM, UNPLUG, PLUG, KEEP_SOURCE, UNCONFINED, SAME_DISKS
     };
     static const struct option options[] = {
         {"help", no_argument, NULL, 'h'}, {"launcher", required_argument, NULL, LAUNCHER},
@@ -106,7 +101,7 @@ int cmd_move(int argc, char **argv)
         {"overlays", required_argument, NULL, OVERLAYS}, {"output", required_argument, NULL, OUTPUT},
         {"domain", required_argument, NULL, DOMAIN}, {"address", required_argument, NULL, ADDRESS},
         {"via", required_argument, NULL, VIA}, {"untested", no_argument, NULL, UNTESTED},
-        {"from-stream", no_argument, NULL, FROM_STREAM}, {"same-disks", no_argument, NULL, SAME_DISKS},
+        {"same-disks", no_argument, NULL, SAME_DISKS},
         {"unplug", required_argument, NULL, UNPLUG}, {"plug", required_argument, NULL, PLUG},
         {"unconfined", no_argument, NULL, UNCONFINED},
         {"keep-source", no_argument, NULL, KEEP_SOURCE},
@@ -116,7 +111,7 @@ int cmd_move(int argc, char **argv)
         {"quiet", no_argument, NULL, QUIET}, {0}};
     struct session_options o = {.n = 2, .timeout_s = TIMEOUT_S};
     struct move_fallback back = {.lease_s = LEASE_S};
-    struct move_way way = {.via = VIA_AUTO};
+    struct move_way way = {.via = VIA_ATTACH};
     struct domain_options domain = {0};
     int opt, word, at = 0;
 
@@ -150,10 +145,9 @@ int cmd_move(int argc, char **argv)
             back.hold = word == 1;
             break;
         case VIA:
-            if ((word = value_word("farfork move", &options[at], optarg, "auto|transport|proxy|attach")) < 0)
+            if ((word = value_word("farfork move", &options[at], optarg, "attach|transport")) < 0)
                 return EXIT_USAGE;
-            way.attach = word == 3;
-            way.via = word >= 2 ? VIA_PROXY : word == 1 ? VIA_TRANSPORT : VIA_AUTO;
+            way.via = word ? VIA_TRANSPORT : VIA_ATTACH;
             break;
         case DOMAIN: domain.name = optarg; break;
         case ADDRESS: domain.address = optarg; break;
@@ -166,9 +160,8 @@ int cmd_move(int argc, char **argv)
             break;
         case UNCONFINED: o.unconfined = true; break;
         case KEEP_SOURCE: way.keep_source = true; break;
-        case UNTESTED: way.untested = true; break;
+        case UNTESTED: domain.untested = true; break;
         case SAME_DISKS: way.same_disks = true; break;
-        case FROM_STREAM: way.from_stream = true; break;
         case SCOPE: o.scope = optarg; break;
         case METRICS_DIR: o.metrics_dir = optarg; break;
         case JSON: o.json = true; break;
@@ -177,7 +170,7 @@ int cmd_move(int argc, char **argv)
         }
     if (domain.name)
         return move_domain(&domain, &o, &back, &way, argv + optind);
-    if (argc - optind != 2 || domain.address)
+    if (argc - optind != 2 || domain.address || domain.untested)
         return move_usage(stderr);
     o.parent_path = argv[optind];
     int code = move_run(&o, &back, &way, argv[optind + 1]);

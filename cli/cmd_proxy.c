@@ -28,8 +28,6 @@ static int proxy_usage(FILE *out)
         "  --pid PID               of the QEMU; default: as its socket says\n"
         "  --listen PATH           unix socket where the source's QEMU sends its stream\n"
         "  --connect PATH          unix socket where the destination's QEMU reads it\n"
-        "  --monitor PATH          unix socket where QMP says ADDRESS, by migrate or migrate-incoming\n"
-        "                          with rdma-postcopy:ADDRESS, and query-migrate how far it is\n"
         "  --domain NAME           the QEMU is of libvirt's domain NAME, which the source's proxy moves\n"
         "                          by virsh migrate, with WORDs; PATH is the same on both hosts\n"
         "  --to URI                of the destination's libvirt: qemu+ssh://HOST/system\n"
@@ -39,9 +37,6 @@ static int proxy_usage(FILE *out)
         "  --untested              also with a QEMU whose version was not tested\n"
         "  --from-stream           on both sides: main memory comes by QEMU's own stream as well: slower,\n"
         "                          but nobody has to be permitted to look into QEMU\n"
-        "  --attach                on both sides: without a migration of QEMU's own, see farfork move --via\n"
-        "  --keep                  with --attach: the source's QEMU is not ended\n"
-        "  --watcher PATH          destination, with --attach: unix socket of who may attach to QEMU\n"
         "  --metrics-dir DIR       count there, for monitoring\n"
         "  --json                  print events, a JSON object a line\n"
         "  -h, --help              print this text\n\n"
@@ -54,8 +49,8 @@ static int proxy_usage(FILE *out)
 
 int cmd_proxy(int argc, char **argv)
 {
-    enum { SOURCE = 256, DESTINATION, QMP, PID, LISTEN, CONNECT, JSON, MONITOR, RUNDIR, UNTESTED,
-           FROM_STREAM, ATTACH, KEEP, WATCHER, DOMAIN, TO, KEYED, METRICS_DIR };
+    enum { SOURCE = 256, DESTINATION, QMP, PID, LISTEN, CONNECT, JSON, RUNDIR, UNTESTED,
+           FROM_STREAM, DOMAIN, TO, KEYED, METRICS_DIR };
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
                                             {"source", no_argument, NULL, SOURCE},
                                             {"destination", no_argument, NULL, DESTINATION},
@@ -63,13 +58,9 @@ int cmd_proxy(int argc, char **argv)
                                             {"pid", required_argument, NULL, PID},
                                             {"listen", required_argument, NULL, LISTEN},
                                             {"connect", required_argument, NULL, CONNECT},
-                                            {"monitor", required_argument, NULL, MONITOR},
                                             {"rundir", required_argument, NULL, RUNDIR},
                                             {"untested", no_argument, NULL, UNTESTED},
                                             {"from-stream", no_argument, NULL, FROM_STREAM},
-                                            {"attach", no_argument, NULL, ATTACH},
-                                            {"keep", no_argument, NULL, KEEP},
-                                            {"watcher", required_argument, NULL, WATCHER},
                                             {"domain", required_argument, NULL, DOMAIN},
                                             {"to", required_argument, NULL, TO},
                                             {"keyed", no_argument, NULL, KEYED},
@@ -94,13 +85,9 @@ int cmd_proxy(int argc, char **argv)
             break;
         case LISTEN: listen = optarg; break;
         case CONNECT: connect = optarg; break;
-        case MONITOR: o.monitor = optarg; break;
         case RUNDIR: o.rundir = optarg; break;
         case UNTESTED: o.untested = true; break;
         case FROM_STREAM: o.from_stream = true; break;
-        case ATTACH: o.attach = true; break;
-        case WATCHER: o.watcher = optarg; break;
-        case KEEP: o.keep = true; break;
         case DOMAIN: o.domain = optarg; break;
         case TO: o.to = optarg; break;
         case KEYED: o.keyed = true; break;
@@ -111,19 +98,15 @@ int cmd_proxy(int argc, char **argv)
     o.path = source ? listen : connect;
     if (o.path && !strncmp(o.path, "unix:", 5)) /* as QEMU writes it */
         o.path += 5;
-    if ((o.watcher && (source || !o.attach)) || (o.keep && (!source || !o.attach)))
+    if (source == destination || !o.qmp == !o.domain || !o.path || (source ? connect : listen) || optind == argc)
         return proxy_usage(stderr);
-    if (source == destination || !o.qmp == !o.domain || !o.path || (source ? connect : listen) ||
-        !o.monitor == (optind == argc))
-        return proxy_usage(stderr);
-    if (o.domain ? !o.to == source || o.monitor || o.pid || o.from_stream || o.attach || strchr(o.domain, '/')
+    if (o.domain ? !o.to == source || o.pid || o.from_stream || strchr(o.domain, '/')
                  : o.to || o.keyed)
         return proxy_usage(stderr);
-    if (!o.monitor)
-        o.address = argv[optind++];
+    o.address = argv[optind++];
     if (optind < argc && !strcmp(argv[optind], "--"))
         optind++;
-    if (optind < argc && (o.attach || source != (o.domain != NULL)))
+    if (optind < argc && source != (o.domain != NULL))
         return proxy_usage(stderr);
     if (optind < argc)
         o.argv = argv + optind;

@@ -23,7 +23,8 @@ static const struct command {
     {"demo", "move two guests on this host, fork one, and show what happened", cmd_demo},
     {"move", "move a running guest to another host", cmd_move},
     {"visit", "let a running guest work on another host, and take it back", cmd_visit},
-    {"proxy", "one side of a move between QEMUs that are not patched", cmd_proxy},
+    {"attach", "one side of a move, beside its QEMU", cmd_attach},
+    {"proxy", "one side of a move of a libvirt domain", cmd_proxy},
     {"agent", "hold a forked guest's memory on this host; vmclone starts it", cmd_agent},
     {"nocloud", "change cloud-init's NoCloud data in an image", cmd_nocloud},
     {"forks", "list, wait for or end forked guests on this host", cmd_forks},
@@ -42,8 +43,7 @@ static void farfork_usage(FILE *out)
     for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++)
         fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].summary);
     fprintf(out, "\n"
-                 "'farfork COMMAND --help' has the options. QEMU has the transport: see\n"
-                 "farfork-rdma-postcopy(7).\n");
+                 "'farfork COMMAND --help' has the options.\n");
 }
 
 static int cmd_help(int argc, char **argv)

@@ -45,7 +45,7 @@ struct agent_vm {
     char *how; /* it has been reaped: how it ended, and its exit code (-1: a signal) */
     int code;
     bool told;               /* its end was */
-    bool is_proxy;           /* no guest is in it: it serves another child */
+    bool is_side;           /* no guest is in it: it serves another child */
     bool never_ran;          /* it has been reaped, and left that file: no guest ran in it */
     enum rundir_left shut_down; /* ... or the one that says that its guest has shut itself down */
     bool unused;             /* it was started ahead for a fork that has fewer children */
@@ -79,7 +79,7 @@ size_t agent_vms_starting(const struct agent_vms *k); /* of those: they do not r
  * @o: {"number": N, "argv": [..], "log": PATH, "cwd": FOLDER, "qmp": PATH (for the state file),
  *     "before": [[..], ..] commands that must succeed first, "files": [..] that are made before
  *     those, empty (overlay_records_make()), "private": [..], as agent_private_write(), "channel":
- *     agent_port_new(), "proxy": true where no guest is in it}; the last seven may be missing
+ *     agent_port_new(), "side": true where no guest is in it}; the last seven may be missing
  *
  * Return: 0: a process is there; whether it becomes the program is found out by
  * agent_vms_on_exec_status()

@@ -141,7 +141,7 @@ int agent_vms_spawn(struct agent_vms *k, const json_t *o, struct agent_vm **out,
         agent_private_remove(private);
     if (vm) {
         vm->number = (unsigned)number;
-        vm->is_proxy = json_is_true(json_object_get(o, "proxy"));
+        vm->is_side = json_is_true(json_object_get(o, "side"));
         vm->pid = pid;
         vm->begun_ms = ff_now_ms();
         vm->start = process_start_time(pid);
@@ -282,7 +282,7 @@ json_t *agent_vms_state(const struct agent_vms *k)
 
     for (size_t i = 0; i < k->n; i++) {
         const struct agent_vm *c = &k->v[i];
-        if ((c->is_proxy || c->unused) && c->state == AGENT_VM_ENDED)
+        if ((c->is_side || c->unused) && c->state == AGENT_VM_ENDED)
             continue; /* its work is done */
         json_array_append_new(a, json_pack("{si si sI ss ss ss ss ss}", "number", (int)c->number,
                                            "pid", (int)c->pid, "start", (json_int_t)c->start,

@@ -108,21 +108,21 @@ static int run_move(struct move *m)
     m->downtime_ms = -1;
     struct metrics *metrics = move_metrics_begin(m);
     int rc = prepare_move(m);
-    if (!rc && m->via == VIA_PROXY)
-        rc = move_proxy_here(m, &m->s.why);
+    if (!rc && m->via == VIA_ATTACH)
+        rc = move_attach_here(m, &m->s.why);
     if (!rc)
         move_guest(m);
     if (m->outcome == MOVE_AWAY)
         visit_stay(m);
     if (!m->sent)
-        move_proxy_drop(m);
+        move_attach_drop(m);
     if (m->sent && !m->visit)
         move_show(m, true);
-    if (m->sent && m->via == VIA_PROXY && m->outcome != MOVE_THERE)
-        move_proxy_say_sides(m);
+    if (m->sent && m->via == VIA_ATTACH && m->outcome != MOVE_THERE)
+        move_attach_say_sides(m);
     move_let_go(m);
     if (m->outcome == MOVE_HERE || m->outcome == MOVE_LOST || m->outcome == MOVE_ENDED)
-        move_proxy_over(m);
+        move_attach_over(m);
     if (m->outcome == MOVE_HERE)
         move_find_here(m);
     if (m->outcome == MOVE_HERE)
@@ -171,7 +171,7 @@ static int init_move(struct move *m, const struct session_options *given, const 
     if (!rc)
         rc = move_fallback_options(m, m->visit ? m->visit->link_options : link, options, why);
 
-    o.watcher = m->attach;
+    o.watcher = m->via == VIA_ATTACH;
     o.link_options = *options;
     if (!rc)
         rc = session_init(&m->s, m->visit ? &visits : &kind, &o, why);
@@ -181,8 +181,8 @@ static int init_move(struct move *m, const struct session_options *given, const 
 int move_run(const struct session_options *given, const struct move_fallback *back,
              const struct move_way *way, const char *host)
 {
-    struct move m = {.back = *back, .via = way->via, .untested = way->untested, .visit = way->visit,
-                     .attach = way->attach, .from_stream = way->from_stream, .keep_source = way->keep_source, .tpm = way->tpm,
+    struct move m = {.back = *back, .via = way->via, .visit = way->visit,
+                     .keep_source = way->keep_source, .tpm = way->tpm,
                      .same_disks = way->same_disks || (way->visit && way->visit->o.same_disks),
                      .unplug = &way->unplug};
     struct ff_error why;
@@ -202,8 +202,8 @@ int move_run(const struct session_options *given, const struct move_fallback *ba
     json_decref(m.machine);
     overlay_records_owner_free(&m.owner);
     move_fallback_free(&m);
-    free(m.proxy_dir);
-    free(m.proxy_qmp);
+    free(m.side_dir);
+    free(m.side_qmp);
     session_free(&m.s);
     return code;
 }

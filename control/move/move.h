@@ -37,12 +37,9 @@ struct move_fallback {
 
 struct visit;
 
-enum move_via { VIA_AUTO, VIA_TRANSPORT, VIA_PROXY };
+enum move_via { VIA_ATTACH, VIA_TRANSPORT };
 struct move_way {
     enum move_via via;
-    bool untested; /* proxies: with any version of QEMU */
-    bool attach;      /* proxies: that attach */
-    bool from_stream; /* proxies: all memory by QEMU's own stream */
     bool same_disks;  /* the images there are not looked at: the operator knows */
     const char *tpm; /* socket of an swtpm there; NULL: none */
     bool keep_source; /* the QEMU here is not quit */
@@ -53,10 +50,10 @@ struct move_way {
 struct move_device;
 
 struct move {
-    struct session s; /* one host; two children: the QEMU there, and its proxy if there is one */
+    struct session s; /* one host; two children: the QEMU there, and with VIA_ATTACH the process beside it */
     struct visit *visit; /* the caller's; NULL: it moves for good */
-    enum move_via via; /* as asked for; once the QEMU there runs, what it is */
-    bool attach, untested, from_stream, keep_source, same_disks;
+    enum move_via via;
+    bool keep_source, same_disks;
     char *starter;     /* who acts on the end of the QEMU here, which is kept for that; NULL: nobody */
     const char *tpm;
     const struct strv *unplug; /* borrowed */
@@ -64,9 +61,8 @@ struct move {
     struct move_device *devices; /* that the guest is to let go */
     size_t n_devices, n_plugged;
     bool plugged;         /* it was tried there */
-    bool patched;      /* the QEMU here has the transport */
-    pid_t proxy_pid;   /* of the proxy here; 0: none, or it has been reaped */
-    char *proxy_dir, *proxy_qmp;
+    pid_t side_pid;   /* of the process beside the QEMU here; 0: none, or it has been reaped */
+    char *side_dir, *side_qmp;
     struct strv argv;     /* the parent's, with the images that its disks have now */
     json_t *images;        /* that its disks had then */
     json_t *files;         /* names of all files that its images are in, but for firmware */
@@ -102,7 +98,6 @@ struct move {
     char status[32], link[16];
     char returns[32]; /* of its guest's return, a status; "": nobody tried */
     uint64_t total_bytes, present_bytes, passed_bytes, faults; /* passed: by precopy=1 */
-    uint64_t stream_bytes; /* that a proxy here has read of its QEMU's stream */
     uint64_t breaks, again_bytes;
     double paused_ms;
     double fault_p99_ms;
@@ -132,7 +127,7 @@ void move_find_here(struct move *m);
 int move_check_starter(struct move *m, struct ff_error *why);
 void move_end_source(struct move *m);
 
-/* move_ask.c. To the QEMU there, or to its proxy while there is one, which passes on what it does
+/* move_ask.c. To the QEMU there, or to the process beside it while there is one, which passes on what it does
  * not know. -EAGAIN: its socket is not there yet */
 int move_ask(struct move *m, const char *execute, json_t *arguments, json_t **result,
              struct ff_error *why);
@@ -143,7 +138,7 @@ int move_ask_long(struct move *m, const char *execute, json_t *arguments, json_t
  * it the key */
 int move_ask_first(struct move *m, unsigned child, const char *execute, json_t **result,
                    struct ff_error *why);
-/* Neither the agent nor the QEMU there has ended, nor its proxy before `migrate`. -EHOSTUNREACH,
+/* Neither the agent nor the QEMU there has ended, nor the process beside it before `migrate`. -EHOSTUNREACH,
  * -ECHILD */
 int move_check_there(struct move *m, struct ff_error *why);
 /* Likewise, in a wait for @what; before `migrate` Ctrl-C ends it, too */
@@ -164,16 +159,16 @@ bool move_hand_over(struct move *m, struct ff_error *why);
 /* move_files.c: that the agent there sees the files that are here, by their names. -ESTALE */
 int move_check_files(struct move *m, struct ff_error *why);
 
-/* move_proxy.c: a QEMU that has not the transport. move_choose_via(): which way it goes, once the
- * QEMU there runs; then the proxy there, before it is asked anything; and the one here, which
- * answers m->s.qmp from then on, until it has ended */
-int move_choose_via(struct move *m, struct ff_error *why);
-int move_proxy_there(struct move *m, struct ff_error *why);
-int move_proxy_here(struct move *m, struct ff_error *why);
-void move_proxy_say_sides(struct move *m); /* what each QEMU says, as a note */
-void move_proxy_drop(struct move *m); /* nothing was sent: the one here is to end */
-bool move_proxy_has_ended(struct move *m, struct ff_error *why); /* and its last words */
-void move_proxy_over(struct move *m); /* it has said all, and ends: m->s.qmp is the QEMU's again */
+/* move_attach.c: a process beside each QEMU. move_attach_check(): what can be refused before anything is started;
+ * then the one there, before it is asked anything; and the one here, which answers m->s.qmp from then on, until it
+ * has ended */
+int move_attach_check(struct move *m, struct ff_error *why);
+int move_attach_there(struct move *m, struct ff_error *why);
+int move_attach_here(struct move *m, struct ff_error *why);
+void move_attach_say_sides(struct move *m); /* what each QEMU says, as a note */
+void move_attach_drop(struct move *m); /* nothing was sent: the one here is to end */
+bool move_attach_has_ended(struct move *m, struct ff_error *why); /* and its last words */
+void move_attach_over(struct move *m); /* it has said all, and ends: m->s.qmp is the QEMU's again */
 
 /* move_devices.c. What disks have in them, by @block of query-block: [[name, device, image]...], to be released: without
  * those of devices that the guest is to let go, or of the device @only */
@@ -239,8 +234,8 @@ static inline struct vm *move_child(struct move *m)
     return &m->s.vms[0];
 }
 
-/* Its process there, if there is one */
-static inline struct vm *move_proxy(struct move *m)
+/* The process beside it, if there is one */
+static inline struct vm *move_side(struct move *m)
 {
     return &m->s.vms[1];
 }

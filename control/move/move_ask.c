@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * move_ask.c - questions to the QEMU on the other host and to its proxy, by their agent
+ * move_ask.c - questions to the QEMU on the other host and to the process beside it, by their agent
  */
 #include <errno.h>
 #include <string.h>
@@ -17,14 +17,14 @@ int move_limit_ms(const struct move *m)
 int move_check_there(struct move *m, struct ff_error *why)
 {
     const struct host *h = move_host(m);
-    const struct vm *k = move_child(m), *proxy = move_proxy(m);
+    const struct vm *k = move_child(m), *side = move_side(m);
 
     if (h->state == HOST_FAILED)
         return ff_error_set(why, EHOSTUNREACH, "%s: %s", h->node->host, h->error);
     if (k->state == VM_FAILED)
         return ff_error_set(why, ECHILD, "its QEMU on %s: %s", h->node->host, k->error);
-    if (proxy->state == VM_FAILED && !m->sent)
-        return ff_error_set(why, ECHILD, "its proxy on %s: %s", h->node->host, proxy->error);
+    if (side->state == VM_FAILED && !m->sent)
+        return ff_error_set(why, ECHILD, "the process beside its QEMU on %s: %s", h->node->host, side->error);
     return 0;
 }
 
@@ -71,7 +71,7 @@ void move_forget_answer(struct move *m)
 static int ask_there(struct move *m, unsigned number, json_t *q, const char *what, json_t **result,
                      struct ff_error *why)
 {
-    const char *who = number == 1 ? "QEMU" : "proxy", *host = move_host(m)->node->host;
+    const char *who = number == 1 ? "QEMU" : "process beside it", *host = move_host(m)->node->host;
 
     json_object_set_new(q, "child", json_integer(number));
     json_object_set_new(q, "id", json_integer(++m->asked));
@@ -92,16 +92,16 @@ static int ask_there(struct move *m, unsigned number, json_t *q, const char *wha
     return 0;
 }
 
-/* A proxy passes on what it does not know. When it has ended, its QEMU is free for others */
+/* The process beside it passes on what it does not know. When that has ended, its QEMU is free for others */
 int move_ask(struct move *m, const char *execute, json_t *arguments, json_t **result,
              struct ff_error *why)
 {
-    bool by_proxy = m->via == VIA_PROXY && move_proxy(m)->state == VM_STARTED;
+    bool by_side = m->via == VIA_ATTACH && move_side(m)->state == VM_STARTED;
     json_t *q = json_pack("{ss}", "execute", execute);
 
     if (arguments)
         json_object_set_new(q, "arguments", arguments);
-    return ask_there(m, by_proxy ? 2 : 1, q, execute, result, why);
+    return ask_there(m, by_side ? 2 : 1, q, execute, result, why);
 }
 
 int move_ask_long(struct move *m, const char *execute, json_t *arguments, json_t **result,

@@ -305,7 +305,7 @@ void move_devices_back(struct move *m)
     }
 }
 
-/* The QEMU there. Its socket has another client for a while: the proxy there ends */
+/* The QEMU there. Its socket has another client for a while: the process beside it ends */
 static int ask_when_free(struct move *m, const char *execute, json_t *arguments, json_t **answer, struct ff_error *why)
 {
     uint64_t end = ff_now_ms() + m->s.o.timeout_s * 1000ull;

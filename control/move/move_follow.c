@@ -195,7 +195,6 @@ static void take_numbers(struct move *m, const json_t *info)
     m->total_bytes = (uint64_t)json_integer_value(json_object_get(x, "total-bytes"));
     m->present_bytes = (uint64_t)json_integer_value(json_object_get(x, "present-bytes"));
     m->passed_bytes = (uint64_t)json_integer_value(json_object_get(x, "precopied-bytes"));
-    m->stream_bytes = (uint64_t)json_integer_value(json_object_get(x, "stream-bytes"));
     m->faults = (uint64_t)json_integer_value(json_object_get(x, "faults"));
     m->breaks = (uint64_t)json_integer_value(json_object_get(x, "breaks"));
     m->again_bytes = (uint64_t)json_integer_value(json_object_get(x, "again-bytes"));
@@ -282,7 +281,7 @@ static bool is_decided(struct move *m, const json_t *info)
     const struct vm *k = move_child(m);
 
     if (is_over_here(m->status)) {
-        if (m->via == VIA_PROXY && process_look(m->s.parent_pid, m->s.parent_start) == PROCESS_GONE) {
+        if (m->via == VIA_ATTACH && process_look(m->s.parent_pid, m->s.parent_start) == PROCESS_GONE) {
             m->end_there = true;
             move_end_with(m, MOVE_LOST, "%s", error);
         } else if (*m->s.why.text) /* why it was cancelled */
@@ -368,9 +367,9 @@ static bool stop_asking(struct move *m)
     return false;
 }
 
-/* The proxy here has ended without a last word. A QEMU that runs the guest here says where it is: it
+/* The process beside the QEMU here has ended without a last word. A QEMU that runs the guest here says where it is: it
  * stands still from before GO on. Else the destination knows more */
-static void on_proxy_lost(struct move *m, const char *reason)
+static void on_side_lost(struct move *m, const char *reason)
 {
     FF_AUTO_JSON json_t *o = NULL;
     struct ff_error why;
@@ -396,12 +395,12 @@ bool move_follow_turn(struct move *m)
     FF_AUTO_JSON json_t *info = NULL;
     struct ff_error why;
 
-    if (m->via == VIA_PROXY && move_proxy_has_ended(m, &why)) {
-        on_proxy_lost(m, why.text);
+    if (m->via == VIA_ATTACH && move_attach_has_ended(m, &why)) {
+        on_side_lost(m, why.text);
         return true;
     }
     int rc = qmp_command(m->s.qmp, "query-migrate", NULL, &info, &why);
-    if (rc && rc != -ETIMEDOUT && m->via == VIA_PROXY)
+    if (rc && rc != -ETIMEDOUT && m->via == VIA_ATTACH)
         rc = -ETIMEDOUT; /* whether it has ended is seen at the next turn */
     if (rc && rc != -ETIMEDOUT) {
         m->s.parent_gone |= rc == -EPIPE;
@@ -421,7 +420,7 @@ static void on_running_there(struct move *m)
 
     m->handed = true;
     move_hand_over(m, &why);
-    if (m->via != VIA_PROXY) /* it passes nothing on until it ends */
+    if (m->via != VIA_ATTACH) /* it passes nothing on until it ends */
         move_devices_plug(m);
 }
 
@@ -446,10 +445,10 @@ static void follow_migration(struct move *m)
         if (m->runs_there && !m->handed && !m->back.go)
             on_running_there(m);
         if (m->until_ms || m->taking_ms || m->lost_ms || strcmp(was, m->status) ||
-            fetched != m->present_bytes + m->passed_bytes + m->stream_bytes)
+            fetched != m->present_bytes + m->passed_bytes)
             changed_ms = ff_now_ms();
         snprintf(was, sizeof(was), "%s", m->status);
-        fetched = m->present_bytes + m->passed_bytes + m->stream_bytes;
+        fetched = m->present_bytes + m->passed_bytes;
         if (ff_now_ms() > changed_ms + m->s.o.timeout_s * 1000ull) {
             if (stop_asking(m))
                 return;
@@ -477,8 +476,8 @@ static int see_there(struct move *m, json_t **status, struct ff_error *why)
     FF_AUTO_JSON json_t *info = NULL;
     int rc = move_ask(m, "query-migrate", NULL, &info, why);
 
-    if (rc && m->via == VIA_PROXY && move_child(m)->state != VM_FAILED)
-        return -EAGAIN; /* the proxy there ends meanwhile, and its QEMU is to be asked */
+    if (rc && m->via == VIA_ATTACH && move_child(m)->state != VM_FAILED)
+        return -EAGAIN; /* the process beside it ends meanwhile, and its QEMU is to be asked */
     if (!rc && !is(text_of(info, "status"), "completed"))
         return ff_error_set(why, EAGAIN, "its QEMU says: migration %s", text_of(info, "status"));
     return rc ? rc : move_ask(m, "query-status", NULL, status, why);
@@ -518,7 +517,7 @@ static void finish_move(struct move *m)
             host, text_of(status, "status"), move_child(m)->log);
         return;
     }
-    move_proxy_over(m);
+    move_attach_over(m);
     if (process_look(m->s.parent_pid, m->s.parent_start) == PROCESS_GONE) {
         m->s.parent_gone = true;
         session_note(&m->s, "the QEMU here (pid %d) has ended by itself during the move; all that "
@@ -563,6 +562,6 @@ void move_guest(struct move *m)
                   h->node->host);
     if (m->outcome == MOVE_THERE)
         move_fallback_commit(m);
-    if (m->outcome == MOVE_THERE || (m->outcome == MOVE_FOLLOWS && m->via != VIA_PROXY)) /* as above */
+    if (m->outcome == MOVE_THERE || (m->outcome == MOVE_FOLLOWS && m->via != VIA_ATTACH)) /* as above */
         move_devices_plug(m);
 }

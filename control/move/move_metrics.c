@@ -17,7 +17,7 @@ void move_metrics_end(const struct move *m, struct metrics *metrics)
 {
     struct metrics_move done = {
         .side = "source",
-        .via = m->via == VIA_PROXY ? "proxy" : m->via == VIA_TRANSPORT ? "transport" : "none",
+        .via = m->via == VIA_ATTACH ? "attach" : "transport",
         .link = *m->link ? m->link : "none",
         .outcome = m->outcome == MOVE_THERE || m->outcome == MOVE_HOME ? NULL : move_outcome_name(m->outcome),
         .total_bytes = (double)m->total_bytes,

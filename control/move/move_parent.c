@@ -23,6 +23,7 @@
 #include "identity.h"
 #include "in_use.h"
 #include "move.h"
+#include "outside.h"
 #include "qemu_opts.h"
 #include "rundir.h"
 #include "session_told.h"
@@ -237,11 +238,14 @@ int move_find_parent(struct move *m, struct ff_error *why)
 {
     int rc = session_find_parent(&m->s, why);
 
+    if (rc == -EACCES && m->via == VIA_ATTACH) /* who may not attach may not read what it was started from either */
+        outside_may(m->s.parent_pid, true, why);
     if (!rc)
         rc = session_check_parent(&m->s, why);
-    m->patched = !rc;
-    if (rc == -ENOTSUP && m->via != VIA_TRANSPORT)
+    if (rc == -ENOTSUP && m->via == VIA_ATTACH)
         rc = 0;
+    if (!rc && m->via == VIA_ATTACH)
+        rc = move_attach_check(m, why);
     if (!rc)
         rc = check_migration(m, why);
     if (!rc)

@@ -9,8 +9,7 @@
  *              second guest. With --keep-source, or if starter.h finds another cause, the QEMU here is
  *              not quit: it keeps its memory and the disks' names, stands still, and refuses `cont`,
  *              until somebody ends it.
- * Limits       a QEMU that is not patched takes `cont`. A crash of the kept QEMU is not handled. A visit
- *              never quits the QEMU here.
+ * Limits       a crash of the kept QEMU is not handled. A visit never quits the QEMU here.
  */
 #include <errno.h>
 
@@ -40,9 +39,8 @@ int move_check_starter(struct move *m, struct ff_error *why)
 /* All of the guest is there: end the QEMU here, or say why it stays */
 void move_end_source(struct move *m)
 {
-    const char *end = m->attach ? "SIGKILL" : "quit";
-    const char *is = m->attach           ? "stands still, whatever its monitor is told (SIGSTOP)"
-                     : m->via == VIA_PROXY ? "must not be given cont, which would start a second guest"
+    const char *end = m->via == VIA_ATTACH ? "SIGKILL" : "quit";
+    const char *is = m->via == VIA_ATTACH ? "stands still, whatever its monitor is told (SIGSTOP)"
                                            : "cannot run the guest any more";
     struct ff_error why;
 

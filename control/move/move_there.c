@@ -24,6 +24,7 @@
 #include "qmp_secret.h"
 #include "visit.h"
 
+#define PATCHED_COMMAND "x-farfork-export"
 #define END_LIMIT_MS 12000 /* the agent ends its child first */
 
 /* --- its command line --- */
@@ -173,6 +174,18 @@ static int keep_there(struct move *m, struct ff_error *why)
     return move_wait_answer(m, "keep", "the agent there", why);
 }
 
+/* Until it has its monitor */
+static int wait_qemu(struct move *m, struct ff_error *why)
+{
+    FF_AUTO_JSON json_t *list = NULL;
+    int rc = move_ask_first(m, 1, "query-commands", &list, why);
+
+    if (!rc && m->via == VIA_TRANSPORT && !json_find(list, "name", PATCHED_COMMAND))
+        rc = ff_error_set(why, ENOTSUP, "--via transport: the QEMU on %s has no rdma-postcopy: name Farfork's by "
+                                        "--qemu, or leave --via out", move_host(m)->node->host);
+    return rc;
+}
+
 int move_start(struct move *m, struct ff_error *why)
 {
     int rc = start_agent(m, why);
@@ -184,13 +197,13 @@ int move_start(struct move *m, struct ff_error *why)
     if (!rc)
         rc = spawn_there(m, why);
     if (!rc)
-        rc = move_choose_via(m, why);
+        rc = wait_qemu(m, why);
     if (!rc)
         rc = move_check_same(m, why);
-    if (!rc && m->via == VIA_PROXY)
-        rc = move_proxy_there(m, why);
+    if (!rc && m->via == VIA_ATTACH)
+        rc = move_attach_there(m, why);
     if (!rc)
-        rc = move_ask_first(m, m->via == VIA_PROXY ? 2 : 1, NULL, NULL, why);
+        rc = move_ask_first(m, m->via == VIA_ATTACH ? 2 : 1, NULL, NULL, why);
     if (!rc)
         rc = ask_to_listen(m, why);
     if (!rc)

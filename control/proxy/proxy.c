@@ -2,7 +2,6 @@
  *
  * proxy.c - what both sides of a proxy share: events, failures, signals, threads; see proxy.h
  */
-#include "attach.h"
 #include "proxy_small.h"
 
 #include <errno.h>
@@ -19,6 +18,20 @@
 #include "thread.h"
 
 /* --- what is said --- */
+
+int proxy_take_address(struct proxy *p, struct ff_error *err)
+{
+    int rc = ff_address_parse(p->o->address, &p->address, err);
+
+    if (!rc && p->o->keyed)
+        rc = proxy_read_input(p, err);
+    if (rc)
+        return rc;
+    p->reconnect_ms = (unsigned)ff_address_reconnect_ms(p->address);
+    if (ff_address_fallback(p->address))
+        return ff_error_set(err, ENOTSUP, "proxy: fallback=go: not with a domain");
+    return 0;
+}
 
 double proxy_ms(const struct proxy *p, uint64_t at_ns)
 {
@@ -147,8 +160,6 @@ static void wake_everybody(struct proxy *p)
 {
     uint64_t one = 1;
 
-    if (p->attach && p->sock >= 0) /* its QEMU may read no further */
-        shutdown(p->sock, SHUT_RDWR);
     if (write(p->stop_fd, &one, sizeof(one)) < 0)
         return; /* it is readable already */
     if (p->source)
@@ -394,7 +405,6 @@ void proxy_close(struct proxy *p)
     free(p->maps);
     free(p->blocks);
     proxy_small_free(p);
-    attach_free(p);
     stream_free(p->stream);
     free(p->package);
     qmp_free(p->q);

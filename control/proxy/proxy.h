@@ -60,7 +60,6 @@ enum {
  * @pid:     of the QEMU; 0: as the kernel says of @qmp
  * @path:    where QEMU's stream goes: the source listens there, the destination connects
  * @address: of the link: HOST:PORT[,option...]
- * @monitor: instead of @address: where it is told that by QMP; NULL: it is not
  * @domain:  instead of @qmp: the QEMU is libvirt's, see domain.h
  * @to:      source of a domain: libvirt's URI of the destination
  * @keyed:   standard input is of who started it: first the key of @address, in a line as
@@ -69,18 +68,15 @@ enum {
  * @untested: also a QEMU whose version was not tested
  * @from_stream: main memory comes by QEMU's own stream as well: the engine has none, and nobody looks
  *           into a QEMU. Both sides; no domain
- * @attach:  no migration of QEMU's own: attach.h. Both sides; no domain
- * @watcher: destination, with @attach: watcher.h's socket; NULL: this process may attach itself
- * @keep:    source, with @attach: the QEMU is not ended when its guest is there
  * @metrics_dir: count there; NULL: nowhere
  * @json:    events on standard output, an object a line
  * @argv:    destination: start this QEMU; NULL: it is there. Source of a domain: more words for
  *           virsh migrate
  */
 struct proxy_options {
-    const char *qmp, *path, *address, *monitor, *rundir, *domain, *to, *metrics_dir, *watcher;
+    const char *qmp, *path, *address, *rundir, *domain, *to, *metrics_dir;
     pid_t pid;
-    bool json, untested, keyed, from_stream, attach, keep;
+    bool json, untested, keyed, from_stream;
     char *const *argv;
 };
 

@@ -151,9 +151,9 @@ int proxy_qemu_take_back(struct proxy *p, struct ff_error *err)
     int rc;
 
     qmp_cancel_by(p->q, -1);
-    if (!p->o->domain && !p->attach)
+    if (!p->o->domain)
         proxy_qemu_full_speed(p, NULL); /* or it takes longer */
-    rc = p->attach ? 0 : end_migration_here(p, err);
+    rc = end_migration_here(p, err);
     if (!rc)
         rc = proxy_qemu_status(p, status, &running, err);
     /* a domain's also where it runs: by itself it may have left its disks inactive */

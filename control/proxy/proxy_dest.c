@@ -19,7 +19,6 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#include "attach.h"
 #include "autojson.h"
 #include "domain.h"
 #include "process.h"
@@ -147,10 +146,6 @@ static int wait_loaded(struct proxy *p, struct ff_error *err)
 
 static int until_dest_ready(struct proxy *p, struct ff_error *err)
 {
-    if (p->o->attach) {
-        int ready = attach_dest_ready(p, err);
-        return ready ? ready : wait_loaded(p, err);
-    }
     int rc = prepare_dest(p, err);
 
     if (!rc)
@@ -278,7 +273,7 @@ static int fetch_all(struct proxy *p, struct ff_error *err)
     if (rc)
         return rc;
     proxy_runs(p);
-    if (p->attach ? attach_dest_finish(p, &why) : proxy_start_finish(p, &why)) /* then QEMU has the end of its stream once that comes */
+    if (proxy_start_finish(p, &why)) /* then QEMU has the end of its stream once that comes */
         proxy_say_why(p, "slow", &why);
     rc = ff_dest_running(p->dest, err);
     if (!rc)
@@ -307,7 +302,7 @@ static int finish_here(struct proxy *p, struct ff_error *err)
     if (lost)
         return leave_incomplete(p, err);
     /* every page is here: that QEMU has ended since changes nothing */
-    if (!p->o->domain && !p->attach && proxy_qemu_completed(p, COMPLETED_LIMIT_MS, &why))
+    if (!p->o->domain && proxy_qemu_completed(p, COMPLETED_LIMIT_MS, &why))
         proxy_say_why(p, "unconfirmed", &why);
     return 0;
 }
@@ -354,7 +349,7 @@ static int follow_dest(struct proxy *p)
     if (rc) {
         proxy_fail(p, &why);
         proxy_say_why(p, "failed", &why);
-        if (p->has_forward || p->child || attach_dest_listens(p))
+        if (p->has_forward || p->child )
             proxy_qemu_end(p);
         return PROXY_EXIT_HERE;
     }
@@ -395,7 +390,6 @@ int proxy_dest_run(const struct proxy_options *o)
     if (!rc)
         proxy_summary(&p, code);
     proxy_last_word(&p, code);
-    proxy_monitor_end(&p);
     if (o->domain && code == PROXY_EXIT_HERE)
         unlink(o->path); /* likewise, where the source did not come so far */
     if (code == PROXY_EXIT_TROUBLE)

@@ -17,7 +17,6 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
-#include "attach.h"
 #include "autojson.h"
 #include "domain.h"
 #include "failpoint.h"
@@ -172,8 +171,6 @@ static int wait_package(struct proxy *p, struct ff_error *err)
 
 static int until_ready(struct proxy *p, struct ff_error *err)
 {
-    if (p->o->attach)
-        return attach_source_ready(p, err);
     int rc = prepare_source(p, err);
 
     if (!rc && p->o->domain) /* the QEMU there is libvirt's, too */
@@ -266,8 +263,7 @@ static int stay_here(struct proxy *p, const struct ff_error *why)
     if (p->source) /* GO came to nothing: who waits in the tunnel is to drain QEMU's stream */
         ff_source_cancel(p->source);
     proxy_say_why(p, "failed", why);
-    attach_source_back(p);
-    if (p->o->attach ? !attach_has_stopped(p) : !p->has_forward)
+    if (!p->has_forward)
         return PROXY_EXIT_HERE;
     int rc = proxy_qemu_take_back(p, &back);
     if (p->o->domain) /* libvirt waits for the QEMU there, which waits for the stream */
@@ -303,11 +299,6 @@ static int follow_source(struct proxy *p)
     if (rc) {
         proxy_say_why(p, "lost", &why);
         return PROXY_EXIT_TROUBLE;
-    }
-    if (p->attach) {
-        attach_source_over(p, 0);
-        proxy_event(p, "complete", NULL);
-        return 0;
     }
     pthread_mutex_lock(&p->lock);
     bool over = p->stream_over;
@@ -356,7 +347,7 @@ int proxy_source_run(const struct proxy_options *o)
 {
     static struct proxy p;
     struct ff_error why = {0};
-    struct proxy_keeper *keeper = o->attach ? NULL : proxy_keeper_start(o);
+    struct proxy_keeper *keeper = proxy_keeper_start(o);
     int rc = proxy_open(&p, o, true, &why), code = PROXY_EXIT_HERE;
 
     p.keeper = keeper;
@@ -368,9 +359,7 @@ int proxy_source_run(const struct proxy_options *o)
         proxy_begins(&p);
     if (!rc)
         code = follow_source(&p);
-    if (p.attach)
-        attach_source_over(&p, code);
-    else if (atomic_load(&p.has_let_go))
+    if (atomic_load(&p.has_let_go))
         end_for_good(&p, code);
     if (p.has_speed)
         pthread_join(p.speed_thread, NULL);
@@ -379,7 +368,6 @@ int proxy_source_run(const struct proxy_options *o)
     if (!rc)
         proxy_summary(&p, code);
     proxy_last_word(&p, code);
-    proxy_monitor_end(&p);
     if (p.listens)
         unlink(o->path);
     proxy_close(&p);

@@ -19,7 +19,6 @@
 
 #define PROXY_CONFIG "proxy 2"         /* both sides forward by the same rules */
 #define PROXY_CONFIG_STREAM "proxy 2, from-stream"
-#define PROXY_CONFIG_ATTACH "attach 1"
 #define PROXY_STATE_MAX (256ull << 20) /* the engine's own limit of a state */
 #define PROXY_PACKAGE_HEAD 9 /* the command PACKAGED; its unit has the first command inside, too */
 #define PROXY_STATE_HEAD 1   /* of STATE: whether the guest ran; then the package */
@@ -113,8 +112,6 @@ struct proxy {
     pthread_t finish_thread; /* destination */
     bool has_forward, has_back, has_signals, has_input, has_speed, has_finish;
     struct spawn virsh; /* source of a domain: the migration of libvirt's */
-    struct attach *attach;      /* of --attach; else NULL */
-    _Atomic bool is_held;       /* its source's QEMU: it answers nobody */
     struct proxy_counts counts; /* each by one thread; read at the end */
     /* under @lock */
     pthread_mutex_t lock;
@@ -133,7 +130,6 @@ struct proxy {
     bool adopted;
     bool stream_lost; /* destination, after GO: QEMU will not have all pages of small blocks */
     void (*on_event)(struct proxy *p, const char *event, const json_t *fields);
-    struct monitor *monitor;
     char *key;               /* of key_text_new(); NULL: none, or it was taken away */
     const char *status;      /* as query-migrate has it */
     char reason[400];
@@ -153,8 +149,7 @@ struct proxy {
 /* What both sides have to be started with */
 static inline const char *proxy_config(const struct proxy *p)
 {
-    return p->o->attach        ? PROXY_CONFIG_ATTACH
-           : p->o->from_stream ? PROXY_CONFIG_STREAM
+    return p->o->from_stream ? PROXY_CONFIG_STREAM
                                : PROXY_CONFIG;
 }
 
@@ -227,11 +222,8 @@ int proxy_add_dest_region(struct proxy *p, const struct outside_block *b, struct
 /* Take QEMU's userfaultfd: it opens and registers that while it reads the package */
 int proxy_adopt_userfaultfd(struct proxy *p, struct ff_error *err);
 
-/* --- proxy_monitor.c --- */
-
-/* Where the link goes: as the options say, or as the monitor is told */
+/* Where the link goes */
 int proxy_take_address(struct proxy *p, struct ff_error *err);
-void proxy_monitor_end(struct proxy *p); /* before proxy_close() */
 
 /* --- proxy_numbers.c --- */
 

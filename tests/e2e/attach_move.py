@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""attach_move.py - farfork move --via attach: QEMUs without the transport, and no migration of their own; limit: 150 s
+"""attach_move.py - farfork move, as it is by default: QEMUs without the transport, and no migration of their own; limit: 240 s
 
 Debian's own QEMU 7.2, mostly. What goes wrong before GO leaves the guest running here, with its disks; after it no
 monitor makes it run here.
@@ -9,12 +9,14 @@ import os
 import signal
 
 import common
+from attaching import Parent, folder_there, logged, side_here
 from common import Failed, check_ledger, status, wait_for
-from farfork_move import Move, check_here, pid_there, say_phases, there
+from farfork_move import Move, There, check_here, listed, pid_there, say_phases, there
 from forked import SLOW
-from move_proxy import Parent, logged, proxy_here
 
 BALLOON = ('-device', 'virtio-balloon-pci')
+# Root without the capability of its QEMU to look into others, so not into that QEMU
+STRANGER = ('setpriv', '--bounding-set=-sys_ptrace', '--inh-caps=-sys_ptrace')
 
 
 def state_of(guest):
@@ -31,15 +33,10 @@ class Newer(common.Micro):
                          extra=('-qmp', f'unix:{self.second},server=on,wait=off', '-device', 'VGA'))
 
 
-class Attach(Move):
-    def __init__(self, t, a, *args, **more):
-        super().__init__(t, a, '--via', 'attach', *args, **more)
-
-
 def moves(t, guest, name):
     with guest as a:
         a.start_load()
-        with Attach(t, a) as m:
+        with Move(t, a) as m:
             with there(t, f'moved-{name}', m.end(0, 'there')) as b:
                 check_ledger(a, b, sweeps=1)
             if a.proc.wait(10) != -signal.SIGKILL:
@@ -51,7 +48,7 @@ def stays(t, accel, faults, text):
     """What fails before GO, or makes it come to nothing, leaves the guest running here."""
     with Parent(t, accel, 'anon') as a:
         a.start_load()
-        with Attach(t, a, faults=faults) as m:
+        with Move(t, a, faults=faults) as m:
             m.end(1, 'here', text)
             check_here(m, a)
 
@@ -60,10 +57,10 @@ def killed(t, accel):
     """Who attaches is killed while the guest stands still: it was not let go of, and runs here again."""
     with Parent(t, accel, 'memfd') as a:
         a.start_load()
-        with Attach(t, a, faults='dest.state=delay:3000000') as m:
+        with Move(t, a, faults='dest.state=delay:3000000') as m:
             wait_for('the QEMU here is held', 20, lambda: state_of(a) == 't')
-            os.kill(proxy_here(m), signal.SIGKILL)
-            m.end(1, 'here', 'the proxy here ended')
+            os.kill(side_here(m), signal.SIGKILL)
+            m.end(1, 'here', 'the process beside the QEMU here ended')
             check_here(m, a)
 
 
@@ -72,11 +69,11 @@ def paused(t, accel):
     with Parent(t, accel, 'memfd') as a:
         a.start_load()
         a.qmp('stop')
-        with Attach(t, a, faults='dest.ready=fail@1') as m:
+        with Move(t, a, faults='dest.ready=fail@1') as m:
             m.end(1, 'here', 'the peer closed')
         if status(a) != 'paused':
             raise Failed(f'it is {status(a)} here')
-        with Attach(t, a) as m:
+        with Move(t, a) as m:
             with there(t, 'paused', m.end(0, 'there')) as b:
                 if status(b) != 'paused':
                     raise Failed(f'it is {status(b)} there')
@@ -84,10 +81,62 @@ def paused(t, accel):
                 check_ledger(a, b, sweeps=1)
 
 
+def interrupted(t, accel):
+    with Parent(t, accel, 'memfd') as a:
+        a.start_load()
+        with Move(t, a, faults='dest.state=delay:3000000') as m:
+            wait_for('the QEMU here is held', 20, lambda: state_of(a) == 't')
+            m.proc.send_signal(signal.SIGINT)
+            m.end(1, 'here', 'interrupted')
+            check_here(m, a)
+
+
+def refused(t, accel):
+    """Before anything is started for it, or the guest stops."""
+    with Parent(t, accel, 'memfd') as a:
+        a.start_load()
+        with Move(t, a, '--via', 'transport') as m:
+            m.end(1, 'here', 'no x-farfork-export')
+            check_here(m, a)
+        with Move(t, a, prefix=STRANGER) as m:
+            m.end(1, 'here', 'CAP_SYS_PTRACE')
+            check_here(m, a)
+
+
+def done_unanswered(t, accel):
+    """The destination has all, and waits for a source that does not come back."""
+    with Parent(t, accel, 'memfd') as a:
+        a.start_load()
+        with Move(t, a, '--options', 'timeout=1', faults='source.done=delay:3000000') as m:
+            m.end(0, 'there')
+            with there(t, 'late', m.result) as b:
+                check_ledger(a, b, sweeps=1)
+            states = [k['state'] for k in listed(m.base)[0]['children']]
+            if states != ['complete', 'complete']:
+                raise Failed(f'the QEMU there and the process beside it, which waits for the source: {states}')
+
+
+def mover_killed(t, accel):
+    """The processes beside the QEMUs end what it began; then the QEMU here ends."""
+    with Parent(t, accel, 'memfd') as a:
+        a.start_load()
+        with Move(t, a, faults=SLOW) as m:
+            wait_for('the guest there', 20, lambda: m.proc.poll() is None and logged(m, 'running'))
+            m.proc.kill()
+            m.proc.communicate(timeout=30)
+            if a.proc.wait(30) != -signal.SIGKILL:
+                raise Failed('the QEMU here was not ended')
+            wait_for('completion, there', 20, lambda: [
+                k['state'] for k in listed(m.base)[0]['children']] == ['complete'])
+            with There(t, 'b', folder_there(m), pid_there(m)) as b:
+                check_ledger(a, b, sweeps=1)
+            wait_for('end of the process here', 10, lambda: not os.path.exists(f'{m.base}/{m.name}/source'))
+
+
 def link_breaks(t, accel):
     with Parent(t, accel, 'memfd') as a:
         a.start_load()
-        with Attach(t, a, '--keep-source', '--options', 'prefill=pull', faults='tcp.serve.prefill=fail@5') as m:
+        with Move(t, a, '--keep-source', '--options', 'prefill=pull', faults='tcp.serve.prefill=fail@5') as m:
             result = m.end(0, 'there')
             if state_of(a) != 'T' or not any('stands still' in n for n in result['notes']):
                 raise Failed(f'the QEMU here is kept, and stands still: {state_of(a)}, {result["notes"]}')
@@ -101,11 +150,11 @@ def after_go(t, accel, kills_here):
     """The guest is there: its QEMU here does not run it, also where who holds it is killed."""
     with Parent(t, accel, 'anon') as a:
         a.start_load()
-        with Attach(t, a, faults=SLOW) as m:
+        with Move(t, a, faults=SLOW) as m:
             wait_for('the guest there', 20, lambda: m.proc.poll() is None and logged(m, 'running'))
             if state_of(a) != 't':
                 raise Failed('the QEMU here is not held')
-            os.kill(proxy_here(m) if kills_here else pid_there(m), signal.SIGKILL)
+            os.kill(side_here(m) if kills_here else pid_there(m), signal.SIGKILL)
             m.end(3, 'lost' if not kills_here else 'broken')
             if kills_here and a.proc.wait(10) != -signal.SIGKILL:
                 raise Failed('the QEMU here goes on without who held it')
@@ -124,6 +173,10 @@ def run(t):
             ('the destination fails', lambda: stays(t, accel, 'dest.ready=fail@1', 'the peer closed')),
             ('GO is lost', lambda: stays(t, accel, 'source.gone=fail@1', 'never got GO')),
             ('who attaches here is killed', lambda: killed(t, accel)),
+            ('refused', lambda: refused(t, accel)),
+            ('interrupted', lambda: interrupted(t, accel)),
+            ('DONE is not answered', lambda: done_unanswered(t, accel)),
+            ('farfork move is killed', lambda: mover_killed(t, accel)),
             ('the link breaks', lambda: link_breaks(t, accel)),
             ('who holds the QEMU here is killed', lambda: after_go(t, accel, True)),
             ('the destination dies', lambda: after_go(t, accel, False))):
@@ -132,4 +185,4 @@ def run(t):
 
 
 if __name__ == '__main__':
-    common.main(run, limit_s=150)
+    common.main(run, limit_s=240)

@@ -88,7 +88,7 @@ E2E_TESTS := \
     tests/e2e/proxy_after.py:260 \
     tests/e2e/proxy_guests.py:200 \
     tests/e2e/move_proxy.py:320 \
-    tests/e2e/attach_move.py:150 \
+    tests/e2e/attach_move.py:250 \
     tests/e2e/libvirt_move.py:100 \
     tests/e2e/libvirt_proxy.py:320 \
     tests/e2e/libvirt_fork.py:$(if $(filter 1,$(FARFORK_FULL)),600,220) \

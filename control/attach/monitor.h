@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * monitor.h - a proxy answers QMP commands, as a QEMU does, at a UNIX socket
+ * monitor.h - a process beside a QEMU answers QMP commands, as a QEMU does, at a UNIX socket
  */
 /**
  * DOC: Theory of Operation
  *
- * Purpose      who speaks to a QEMU that migrates can speak to its proxy: an agent gives it a key and
+ * Purpose      who speaks to a QEMU that migrates can speak to that process: an agent gives it a key and
  *              asks where it listens, farfork move follows query-migrate.
  * Threads      one of its own, which runs the commands. It waits for clients, never for anything
  *              else.
  * Limits       CLIENTS_MAX clients at a time, of this user or root: others are closed. A client that
  *              does not read its answers for a second is closed.
  */
-#ifndef FF_CONTROL_PROXY_MONITOR_H
-#define FF_CONTROL_PROXY_MONITOR_H
+#ifndef FF_CONTROL_ATTACH_MONITOR_H
+#define FF_CONTROL_ATTACH_MONITOR_H
 
 #include <jansson.h>
 #include <stdbool.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * monitor.c - a proxy answers QMP commands, as a QEMU does, at a UNIX socket
+ * monitor.c - a process beside a QEMU answers QMP commands, as a QEMU does, at a UNIX socket
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -106,7 +106,7 @@ static void take_client(struct monitor *m)
 {
     int fd = accept4(m->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     FF_AUTO_JSON json_t *greeting =
-        json_pack("{s{s{ss} s[]}}", "QMP", "version", "package", "farfork proxy " FF_VERSION_STRING,
+        json_pack("{s{s{ss} s[]}}", "QMP", "version", "package", "farfork attach " FF_VERSION_STRING,
                   "capabilities");
 
     if (fd < 0)

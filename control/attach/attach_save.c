@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * attach_source.c - the source of a move by attaching; see attach.h
+ * attach_save.c - what a source does until GO: its guest stands still, and its state is sent
  */
 #include <errno.h>
 #include <signal.h>
@@ -16,31 +16,30 @@
 
 #define MACHINE_END "-machine"
 
-static int look_at_source(struct proxy *p, struct ff_error *err)
+static int look_at_source(struct attach *a, struct ff_error *err)
 {
     char status[32];
-    int rc = attach_look(p, err);
+    int rc = attach_look(a, err);
 
     if (!rc)
-        rc = proxy_qemu_status(p, status, &p->was_running, err);
-    pthread_mutex_lock(&p->qmp_lock);
+        rc = attach_qemu_status(a, status, &a->was_running, err);
+    pthread_mutex_lock(&a->qmp_lock);
     if (!rc)
-        rc = movable_check(p->q, err);
-    pthread_mutex_unlock(&p->qmp_lock);
+        rc = movable_check(a->q, err);
+    pthread_mutex_unlock(&a->qmp_lock);
     if (!rc)
-        rc = attach_find_blocks(p, err);
+        rc = attach_find_blocks(a, err);
     if (!rc)
-        rc = proxy_new_source(p, err);
-    if (!rc && ff_source_wants_precopy(p->source))
+        rc = attach_new_source(a, err);
+    if (!rc && ff_source_wants_precopy(a->source))
         rc = ff_error_set(err, ENOTSUP, "precopy=1: not by attaching yet: leave it out");
-    return rc ? rc : proxy_check(p, err);
+    return rc ? rc : attach_check(a, err);
 }
 
-static int begin_stream(struct proxy *p, struct ff_error *err)
+static int begin_stream(struct attach *a, struct ff_error *err)
 {
-    struct attach *a = p->attach;
     FF_AUTO_JSON json_t *type = NULL;
-    int rc = proxy_qmp(p, "qom-get", json_pack("{ss ss}", "path", "/machine", "property", "type"), &type, err);
+    int rc = attach_qmp(a, "qom-get", json_pack("{ss ss}", "path", "/machine", "property", "type"), &type, err);
 
     if (rc)
         return rc;
@@ -52,9 +51,8 @@ static int begin_stream(struct proxy *p, struct ff_error *err)
     return incoming_stream_begin(&a->stream, machine, INCOMING_PAGE_BITS, a->incoming, a->n_all, err);
 }
 
-static int read_small(struct proxy *p, struct ff_error *err)
+static int read_small(struct attach *a, struct ff_error *err)
 {
-    struct attach *a = p->attach;
 
     for (unsigned i = 0; i < a->n_all; i++) {
         const struct outside_block *b = &a->all[i];
@@ -65,7 +63,7 @@ static int read_small(struct proxy *p, struct ff_error *err)
         here.iov_base = a->small[i] = malloc(b->len_bytes + 1);
         if (!here.iov_base)
             return ff_error_set(err, ENOMEM, "attach: out of memory");
-        ssize_t n = process_vm_readv(p->pid, &here, 1, &there, 1, 0);
+        ssize_t n = process_vm_readv(a->pid, &here, 1, &there, 1, 0);
         if (n != (ssize_t)b->len_bytes)
             return ff_error_set(err, n < 0 ? errno : EFAULT, "QEMU: read block %s: %s", b->name,
                                 strerror(n < 0 ? errno : EFAULT));
@@ -86,12 +84,11 @@ static int check_still_stopped(struct qmp *q, struct ff_error *err)
 }
 
 /* A guest that starts anew makes some blocks longer */
-static int check_same_blocks(struct proxy *p, struct ff_error *err)
+static int check_same_blocks(struct attach *a, struct ff_error *err)
 {
-    const struct attach *a = p->attach;
     FF_AUTO_FREE struct outside_block *now = NULL;
     unsigned n = 0;
-    int rc = outside_list(p->q, &now, &n, err);
+    int rc = outside_list(a->q, &now, &n, err);
     bool same = n == a->n_all;
 
     for (unsigned i = 0; !rc && same && i < n; i++)
@@ -102,109 +99,99 @@ static int check_same_blocks(struct proxy *p, struct ff_error *err)
 }
 
 /* Behind it: whether the guest is to run there */
-static int send_stream(struct proxy *p, struct ff_error *err)
+static int send_stream(struct attach *a, struct ff_error *err)
 {
-    const struct incoming_stream *s = &p->attach->stream;
+    const struct incoming_stream *s = &a->stream;
     FF_AUTO_FREE uint8_t *all = malloc(s->len + 1);
 
     if (!all)
         return ff_error_set(err, ENOMEM, "attach: out of memory");
     memcpy(all, s->data, s->len);
-    all[s->len] = p->was_running;
-    return ff_source_send_state(p->source, all, s->len + 1, NULL, 0, err);
+    all[s->len] = a->was_running;
+    return ff_source_send_state(a->source, all, s->len + 1, NULL, 0, err);
 }
 
 /* Disks of a guest that is paused are not given up, since only `cont` would take them back: `stop` flushes
  * them, and their locks end with the QEMU. What is movable is looked at again: the guest may have got a
  * device since, or mounted a host's folder. From `stop` on a failure gives the guest back: stay_here() */
-static int stop_and_save(struct proxy *p, struct ff_error *err)
+static int stop_and_save(struct attach *a, struct ff_error *err)
 {
-    struct attach *a = p->attach;
     FF_AUTO_FREE uint8_t *state = NULL;
     size_t len;
 
-    pthread_mutex_lock(&p->qmp_lock);
-    int rc = movable_check(p->q, err);
-    for (json_t *e; !rc && (e = qmp_take_event(p->q)); json_decref(e))
+    pthread_mutex_lock(&a->qmp_lock);
+    int rc = movable_check(a->q, err);
+    for (json_t *e; !rc && (e = qmp_take_event(a->q)); json_decref(e))
         continue;
-    p->pause_ns = ff_now_ns();
+    a->pause_ns = ff_now_ns();
     a->stopped = !rc;
     if (!rc)
-        rc = qmp_command(p->q, "stop", NULL, NULL, err);
+        rc = qmp_command(a->q, "stop", NULL, NULL, err);
     if (!rc)
-        rc = check_same_blocks(p, err);
+        rc = check_same_blocks(a, err);
     if (!rc)
-        rc = device_state_save(p->q, p->was_running, &state, &len, err);
+        rc = device_state_save(a->q, a->was_running, &state, &len, err);
     if (!rc) /* nobody's input changes memory any more */
-        rc = hold_begin(p->pid, &a->hold, err);
+        rc = hold_begin(a->pid, &a->hold, err);
     if (!rc)
-        rc = check_still_stopped(p->q, err);
-    atomic_store(&p->is_held, a->hold != NULL);
-    pthread_mutex_unlock(&p->qmp_lock);
+        rc = check_still_stopped(a->q, err);
+    atomic_store(&a->is_held, a->hold != NULL);
+    pthread_mutex_unlock(&a->qmp_lock);
     if (!rc && ff_failpoint("attach.state"))
         rc = ff_error_set(err, EIO, "attach: injected");
     if (!rc)
-        rc = read_small(p, err);
+        rc = read_small(a, err);
     if (!rc)
         rc = incoming_stream_end(&a->stream, INCOMING_PAGE_BITS, a->incoming, a->n_all, state, len, err);
     if (!rc)
-        rc = proxy_check(p, err);
+        rc = attach_check(a, err);
     if (rc)
         return rc;
-    p->counts.package_bytes = a->stream.len;
-    proxy_event(p, "package", json_pack("{s:I}", "bytes", (json_int_t)a->stream.len));
-    return send_stream(p, err);
+    a->state_bytes = a->stream.len;
+    attach_event(a, "package", json_pack("{s:I}", "bytes", (json_int_t)a->stream.len));
+    return send_stream(a, err);
 }
 
-int attach_source_ready(struct proxy *p, struct ff_error *err)
+int attach_save(struct attach *a, struct ff_error *err)
 {
-    int rc = attach_new(p, err);
+    int rc = look_at_source(a, err);
 
     if (!rc)
-        rc = look_at_source(p, err);
+        rc = begin_stream(a, err);
     if (!rc)
-        rc = begin_stream(p, err);
+        rc = ff_source_connect(a->source, ATTACH_CONFIG, err);
     if (!rc)
-        rc = ff_source_connect(p->source, proxy_config(p), err);
+        rc = ff_source_publish(a->source, err);
     if (!rc)
-        rc = ff_source_publish(p->source, err);
+        rc = ff_source_wait_watched(a->source, err);
     if (!rc)
-        rc = ff_source_wait_watched(p->source, err);
+        attach_event(a, "connected", json_pack("{s:s}", "link", ff_source_link(a->source)));
     if (!rc)
-        proxy_event(p, "connected", json_pack("{s:s}", "link", ff_source_link(p->source)));
+        rc = stop_and_save(a, err);
     if (!rc)
-        rc = stop_and_save(p, err);
+        rc = ff_source_wait_ready(a->source, err);
     if (!rc)
-        rc = ff_source_wait_ready(p->source, err);
+        rc = hold_bind(a->hold, err);
     if (!rc)
-        rc = hold_bind(p->attach->hold, err);
-    if (!rc)
-        proxy_event(p, "ready", NULL);
+        attach_event(a, "ready", NULL);
     return rc;
 }
 
-void attach_source_back(struct proxy *p)
+void attach_save_back(struct attach *a)
 {
-    if (p->attach && p->attach->hold)
-        hold_end(p->attach->hold, 0);
-    if (p->attach)
-        p->attach->hold = NULL;
-    atomic_store(&p->is_held, false);
+    if (a->hold)
+        hold_end(a->hold, 0);
+    a->hold = NULL;
+    atomic_store(&a->is_held, false);
 }
 
 /* One that is kept, or of which nobody knows what has become of its guest, stands still: no monitor makes it run */
-void attach_source_over(struct proxy *p, int code)
+void attach_save_over(struct attach *a, int code)
 {
-    struct attach *a = p->attach;
 
-    if (!a || !a->hold)
+    if (!a->hold)
         return;
-    hold_end(a->hold, !code && !p->o->keep ? SIGKILL : SIGSTOP);
+    hold_end(a->hold, !code && !a->o->keep ? SIGKILL : SIGSTOP);
     a->hold = NULL;
-    atomic_store(&p->is_held, false);
-}
-
-bool attach_has_stopped(const struct proxy *p)
-{
-    return p->attach && p->attach->stopped;
+    atomic_store(&a->is_held, false);
 }

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * cmd_attach.c - farfork attach: parse, one side of a move
+ */
+#include <getopt.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "attach.h"
+#include "cli.h"
+#include "defaults.h"
+#include "value.h"
+
+#define PID_MAX_LIMIT (1u << 22) /* the kernel's own */
+
+static int attach_usage(FILE *out)
+{
+    fputs(
+        "usage: farfork attach --source --qmp SOCKET [OPTION...] ADDRESS\n"
+        "       farfork attach --destination --qmp SOCKET --connect PATH [OPTION...] ADDRESS\n\n"
+        "One side of a move, beside its QEMU, which may be any: farfork move starts both. ADDRESS is\n"
+        "HOST:PORT[,option...] of the destination's.\n\n"
+        "  --source                beside the QEMU that has the guest\n"
+        "  --destination           beside the one that is to have it, started with -incoming defer\n"
+        "  --qmp SOCKET            of the QEMU\n"
+        "  --pid PID               of the QEMU; default: as its socket says\n"
+        "  --connect PATH          unix socket where the destination's QEMU is to wait for its migration\n"
+        "  --monitor PATH          unix socket where QMP says ADDRESS, by migrate or migrate-incoming\n"
+        "                          with rdma-postcopy:ADDRESS, and query-migrate how far it is\n"
+        "  --rundir DIR            a run directory that is removed at the end\n"
+        "  --keep                  source: its QEMU is not ended when all is there: it stands still\n"
+        "  --watcher PATH          destination: unix socket of who may attach to QEMU\n"
+        "  --metrics-dir DIR       count there, for monitoring\n"
+        "  --json                  print events, a JSON object a line\n"
+        "  -h, --help              print this text\n\n"
+        "Exit code: 0 the guest runs at the destination; 1 it is at the source still; 2 usage; 3 it\n"
+        "is lost, incomplete or unknown: the message says what to do.\n",
+        out);
+    return out == stdout ? 0 : EXIT_USAGE;
+}
+
+int cmd_attach(int argc, char **argv)
+{
+    enum { SOURCE = 256, DESTINATION, QMP, PID, CONNECT, JSON, MONITOR, RUNDIR, KEEP, WATCHER, METRICS_DIR };
+    static const struct option options[] = {{"help", no_argument, NULL, 'h'},
+                                            {"source", no_argument, NULL, SOURCE},
+                                            {"destination", no_argument, NULL, DESTINATION},
+                                            {"qmp", required_argument, NULL, QMP},
+                                            {"pid", required_argument, NULL, PID},
+                                            {"connect", required_argument, NULL, CONNECT},
+                                            {"monitor", required_argument, NULL, MONITOR},
+                                            {"rundir", required_argument, NULL, RUNDIR},
+                                            {"keep", no_argument, NULL, KEEP},
+                                            {"watcher", required_argument, NULL, WATCHER},
+                                            {"metrics-dir", required_argument, NULL, METRICS_DIR},
+                                            {"json", no_argument, NULL, JSON},
+                                            {0}};
+    struct attach_options o = {0};
+    bool source = false, destination = false;
+    unsigned pid;
+    int opt, at = 0;
+
+    while ((opt = getopt_long(argc, argv, "h", options, &at)) != -1)
+        switch (opt) {
+        case SOURCE: source = true; break;
+        case DESTINATION: destination = true; break;
+        case QMP: o.qmp = optarg; break;
+        case PID:
+            if (!value_number("farfork attach", &options[at], optarg, 1, PID_MAX_LIMIT, &pid))
+                return EXIT_USAGE;
+            o.pid = (pid_t)pid;
+            break;
+        case CONNECT: o.path = optarg; break;
+        case MONITOR: o.monitor = optarg; break;
+        case RUNDIR: o.rundir = optarg; break;
+        case WATCHER: o.watcher = optarg; break;
+        case KEEP: o.keep = true; break;
+        case METRICS_DIR: o.metrics_dir = optarg; break;
+        case JSON: o.json = true; break;
+        default: return opt == 'h' ? attach_usage(stdout) : value_unknown("farfork attach");
+        }
+    if (o.path && !strncmp(o.path, "unix:", 5)) /* as QEMU writes it */
+        o.path += 5;
+    if (source == destination || !o.qmp || !o.path != source || (o.watcher && source) || (o.keep && !source) ||
+        argc - optind != !o.monitor)
+        return attach_usage(stderr);
+    if (!o.monitor)
+        o.address = argv[optind];
+    return output_code("farfork attach", source ? attach_source_run(&o) : attach_dest_run(&o), ATTACH_EXIT_TROUBLE);
+}

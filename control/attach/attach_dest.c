@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * attach_dest.c - the destination: READY, GO, and from then on the guest is here; see attach.h
+ */
+#include <errno.h>
+
+#include "attach_private.h"
+#include "thread.h"
+
+#define CONT_LIMIT_MS (24 * 3600 * 1000) /* it may wait for pages, and they for a link */
+#define GONE_LIMIT_MS 5000 /* for a source that is to hear that the QEMU has ended */
+
+/* In a thread of its own: it may wait for pages, and they for the next link */
+static void *run_cont(void *opaque)
+{
+    struct attach *a = opaque;
+    struct ff_error why = {0};
+
+    qmp_limit(a->q, CONT_LIMIT_MS);
+    int rc = attach_qmp(a, "cont", NULL, NULL, &why);
+
+    pthread_mutex_lock(&a->lock);
+    a->cont_done = true;
+    a->cont_rc = rc;
+    a->cont_why = why;
+    pthread_cond_broadcast(&a->changed);
+    pthread_mutex_unlock(&a->lock);
+    return NULL;
+}
+
+static int next_link(struct attach *a, struct ff_error *err)
+{
+    struct ff_error why = {0};
+    int rc;
+
+    if ((err->code == ESRCH || attach_check(a, NULL)) && attach_qemu_has_ended(a))
+        return -ESRCH; /* that broke the link */
+    attach_say_why(a, "paused", err);
+    if (!a->reconnect_ms)
+        return -err->code;
+    pthread_mutex_lock(&a->lock);
+    a->broke = false;
+    pthread_mutex_unlock(&a->lock);
+    rc = ff_dest_recover(a->dest, (int)a->reconnect_ms, &why);
+    if (rc)
+        *err = why;
+    else
+        attach_event(a, "resumed", NULL);
+    return rc;
+}
+
+/* Where only the library notices: the QEMU waits in `cont` for a page, and the page for a link */
+static void on_link_broken(void *opaque, const char *reason)
+{
+    struct attach *a = opaque;
+
+    (void)reason;
+    pthread_mutex_lock(&a->lock);
+    a->broke = true;
+    pthread_cond_broadcast(&a->changed);
+    pthread_mutex_unlock(&a->lock);
+}
+
+static int run_guest(struct attach *a, struct ff_error *err)
+{
+    int rc = ff_thread_start(&a->cont_thread, run_cont, a, "attach-cont", err);
+
+    if (rc)
+        return rc;
+    ff_dest_on_break(a->dest, on_link_broken, a);
+    pthread_mutex_lock(&a->lock);
+    while (!rc && !a->cont_done) {
+        if (!a->broke) {
+            pthread_cond_wait(&a->changed, &a->lock);
+            continue;
+        }
+        pthread_mutex_unlock(&a->lock);
+        ff_error_set(err, EPIPE, "the link broke while the guest was started");
+        rc = next_link(a, err);
+        pthread_mutex_lock(&a->lock);
+    }
+    bool done = a->cont_done;
+    pthread_mutex_unlock(&a->lock);
+    a->cont_waits = !done;
+    ff_dest_on_break(a->dest, NULL, NULL);
+    if (done) {
+        pthread_join(a->cont_thread, NULL);
+        qmp_limit(a->q, ATTACH_QMP_LIMIT_MS);
+    }
+    if (!rc && a->cont_rc)
+        rc = ff_error_set(err, a->cont_why.code, "%s", a->cont_why.text);
+    return rc;
+}
+
+/* 0: the guest runs here, and has all of its memory */
+static int fetch_all(struct attach *a, struct ff_error *err)
+{
+    struct ff_error why = {0};
+    int rc = a->was_running ? run_guest(a, err) : 0; /* or it is paused, as it was there */
+
+    if (rc)
+        return rc;
+    attach_runs(a);
+    if (attach_load_finish(a, &why))
+        attach_say_why(a, "unconfirmed", &why);
+    rc = ff_dest_running(a->dest, err);
+    if (!rc)
+        rc = ff_dest_wait_done(a->dest, err);
+    while (rc) {
+        rc = next_link(a, err);
+        if (rc)
+            return rc;
+        rc = ff_dest_wait_done(a->dest, err);
+    }
+    return 0;
+}
+
+/* READY was sent: 0: GO has come; -ESTALE: it never will */
+static int wait_go(struct attach *a, struct ff_error *err)
+{
+    int rc = ff_dest_ready(a->dest, err);
+
+    if (!rc) {
+        attach_event(a, "ready", NULL);
+        rc = ff_dest_wait_go(a->dest, err);
+    }
+    if (rc && rc != -EREMOTEIO && rc != -ECANCELED && ff_dest_is_ready(a->dest) && a->reconnect_ms) {
+        struct ff_error why = {0};
+
+        attach_say_why(a, "paused", err);
+        if (ff_dest_recover(a->dest, (int)a->reconnect_ms, &why) != -ESTALE)
+            *err = why;
+    }
+    if (!rc) {
+        attach_set_stage(a, ATTACH_GONE, NULL);
+        attach_event(a, "go", NULL);
+    }
+    return rc;
+}
+
+static int follow_dest(struct attach *a)
+{
+    struct ff_error why = {0};
+    int rc = attach_load(a, &why);
+
+    if (!rc)
+        rc = attach_set_stage(a, ATTACH_LET_GO, &why);
+    if (rc)
+        attach_check(a, &why); /* the first reason, if a thread had one */
+    else
+        rc = wait_go(a, &why);
+    if (rc) {
+        attach_fail(a, &why);
+        attach_say_why(a, "failed", &why);
+        if (a->listens) /* it has nobody else's guest */
+            attach_qemu_end(a);
+        return ATTACH_EXIT_HERE;
+    }
+    rc = fetch_all(a, &why);
+    bool all = !rc;
+    if (rc) {
+        if (attach_qemu_has_ended(a)) {
+            ff_error_set(&why, ESRCH, "its QEMU here has ended, and the guest with it");
+            ff_dest_refuse(a->dest, why.text, GONE_LIMIT_MS, NULL);
+        }
+        attach_say_why(a, "incomplete", &why);
+    } else {
+        attach_event(a, "complete", NULL);
+    }
+    if (all && !ff_dest_is_told(a->dest) && a->reconnect_ms) /* the source may not know yet */
+        ff_dest_recover(a->dest, (int)a->reconnect_ms, NULL);
+    return rc ? ATTACH_EXIT_TROUBLE : 0;
+}
+
+int attach_dest_run(const struct attach_options *o)
+{
+    static struct attach a; /* threads may use it until the process has ended */
+    struct ff_error why = {0};
+    int rc = attach_open(&a, o, false, &why), code = ATTACH_EXIT_HERE;
+
+    if (!rc)
+        rc = attach_take_address(&a, &why);
+    if (rc)
+        attach_say_why(&a, "failed", &why);
+    else
+        attach_begins(&a);
+    if (!rc)
+        code = follow_dest(&a);
+    if (!rc)
+        attach_summary(&a, code);
+    attach_last_word(&a, code);
+    attach_monitor_end(&a);
+    if (code == ATTACH_EXIT_TROUBLE)
+        return code; /* the guest runs here: nothing may be freed that it waits for */
+    attach_close(&a);
+    return code;
+}

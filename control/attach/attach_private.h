@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * attach_private.h - one side of a move by attaching, between attach*.c
+ */
+#ifndef FF_CONTROL_ATTACH_ATTACH_PRIVATE_H
+#define FF_CONTROL_ATTACH_ATTACH_PRIVATE_H
+
+#include <jansson.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "attach.h"
+#include "cleanup.h"
+#include "farfork-elsewhere.h"
+#include "hold.h"
+#include "incoming_stream.h"
+#include "outside.h"
+#include "qmp.h"
+#include "watcher.h"
+
+#define ATTACH_CONFIG "attach 1"       /* both sides mean the same by what they send */
+#define ATTACH_MAIN_BYTES (1u << 20)   /* below it a block travels with the state */
+#define ATTACH_POLL_MS 5
+#define ATTACH_QMP_LIMIT_MS 60000
+
+enum attach_stage {
+    ATTACH_SETUP,  /* a failure or a signal ends it, and nothing is lost */
+    ATTACH_LET_GO, /* the source's GO, the destination's READY: only the peers decide */
+    ATTACH_GONE,   /* GO was sent, or read */
+    ATTACH_RUNS,   /* RUNNING */
+    ATTACH_OVER,   /* the handles may be gone */
+};
+
+struct attach_map {
+    void *at; /* NULL: not mapped here */
+    int fd;
+};
+
+struct attach {
+    const struct attach_options *o;
+    const char *side;
+    bool is_source;
+    uint64_t begin_ns, pause_ns, run_ns;
+    struct metrics *metrics; /* of --metrics-dir; NULL: none */
+    uint64_t asked_ns;       /* when it was told the address */
+    /* the QEMU */
+    struct qmp *q;
+    pthread_mutex_t qmp_lock; /* one command at a time */
+    pid_t pid;
+    bool was_running;           /* the guest at the source, before */
+    struct outside_block *all;  /* every RAM block */
+    struct outside_block *main; /* those that the engine has */
+    unsigned n_all, n_main;
+    struct incoming_block *incoming; /* of each of @all */
+    uint8_t **small;                 /* the bytes of those that are not main memory */
+    struct attach_map *maps;         /* source: of each of @main */
+    struct incoming_stream stream;
+    bool stopped;         /* source: the guest was told to */
+    struct hold *hold;    /* source */
+    _Atomic bool is_held; /* likewise: its QEMU answers nobody */
+    struct watch watch;   /* destination */
+    bool listens;         /* destination: its QEMU waits for a migration, which is ours */
+    int sock;             /* destination: to its QEMU; -1: none */
+    /* the engine; the other is NULL */
+    struct ff_address *address;
+    struct ff_source *source;
+    struct ff_dest *dest;
+    unsigned reconnect_ms;
+    size_t state_bytes;
+    int stop_fd; /* readable: QMP's waits end */
+    pthread_t signal_thread, cont_thread, finish_thread;
+    bool has_signals, has_finish;
+    /* under @lock */
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    enum attach_stage stage;
+    bool failed;
+    struct ff_error why;
+    bool broke; /* destination: the link, after GO */
+    void (*on_event)(struct attach *a, const char *event, const json_t *fields);
+    struct monitor *monitor;
+    char *key;          /* of key_text_new(); NULL: none, or it was taken away */
+    const char *status; /* as query-migrate has it */
+    char reason[400];
+    json_int_t listens_at;   /* a port; 0: not yet */
+    char not_started[32];    /* source: somebody knows that the destination never ran the guest */
+    bool is_over, said_last; /* the status is the last one; a client has heard it */
+    bool cont_done, cont_waits; /* waits: of the main thread, which has given up */
+    int cont_rc;
+    struct ff_error cont_why;
+};
+
+static inline bool attach_is_main(const struct outside_block *b)
+{
+    return b->len_bytes >= ATTACH_MAIN_BYTES;
+}
+
+/* --- attach.c --- */
+
+int attach_open(struct attach *a, const struct attach_options *o, bool is_source, struct ff_error *err);
+/* What another thread of this side waits for ends; then the source's engine is gone */
+void attach_stop(struct attach *a);
+void attach_close(struct attach *a);
+
+/* Any thread: end the attempt. The first reason stays */
+void attach_fail(struct attach *a, const struct ff_error *why);
+/* Any thread: as a signal does. -EBUSY: too late */
+int attach_interrupt(struct attach *a, struct ff_error *why);
+/* 0, or what attach_fail() was told, or a signal */
+int attach_check(struct attach *a, struct ff_error *err);
+/* To @stage, unless it has failed: as attach_check(). A signal ends nothing from ATTACH_LET_GO on */
+int attach_set_stage(struct attach *a, enum attach_stage stage, struct ff_error *err);
+void attach_runs(struct attach *a); /* the guest does, there */
+
+/* --- attach_say.c --- */
+
+/* What has happened, for people or as JSON; @fields is taken, NULL: none */
+void attach_event(struct attach *a, const char *name, json_t *fields);
+/* The same with the reason */
+void attach_say_why(struct attach *a, const char *name, const struct ff_error *why);
+void attach_begins(struct attach *a); /* it has the address: counted from here on */
+void attach_summary(struct attach *a, int code);
+void attach_last_word(struct attach *a, int code); /* the reason again, if there is one to give */
+/* What the engine counts, by the names that query-migrate has for it */
+json_t *attach_numbers(struct attach *a);
+
+/* --- attach_told.c --- */
+
+/* From the command line or the monitor */
+int attach_take_address(struct attach *a, struct ff_error *err);
+void attach_monitor_end(struct attach *a);
+
+/* --- attach_qemu.c --- */
+
+/* qmp_command() to the QEMU, from any thread */
+int attach_qmp(struct attach *a, const char *name, json_t *arguments, json_t **result, struct ff_error *err);
+/* -EBUSY: others use it, for longer than a moment */
+int attach_try_qmp(struct attach *a, const char *name, json_t *arguments, json_t **result, struct ff_error *err);
+int attach_qemu_connect(struct attach *a, struct ff_error *err);
+/* query-status */
+int attach_qemu_status(struct attach *a, char out[32], bool *running, struct ff_error *err);
+/* Destination: tell it to wait for its migration, and not to run the guest when that has come */
+int attach_qemu_listen(struct attach *a, struct ff_error *err);
+/* Destination: until QEMU has loaded the state: it would run now, if it had not been told to stop */
+int attach_qemu_wait_loaded(struct attach *a, struct ff_error *err);
+/* Destination, GO has not come and never will: end it */
+void attach_qemu_end(struct attach *a);
+/* Source, GO was not sent: the guest goes on here. 0: it does, and has its disks */
+int attach_qemu_take_back(struct attach *a, struct ff_error *err);
+/* Within a moment: a process that is killed closes its sockets first */
+bool attach_qemu_has_ended(const struct attach *a);
+
+/* --- attach_memory.c --- */
+
+int attach_look(struct attach *a, struct ff_error *err); /* connect; a->pid, into which this process may look */
+int attach_find_blocks(struct attach *a, struct ff_error *err); /* then */
+int attach_new_source(struct attach *a, struct ff_error *err);
+int attach_add_dest_region(struct attach *a, const struct outside_block *b, struct ff_error *err);
+
+/* --- attach_save.c: the source, before GO --- */
+
+int attach_save(struct attach *a, struct ff_error *err); /* attach.h's (1) to (5), all but GO */
+void attach_save_back(struct attach *a); /* its threads go on: GO was not sent, or came to nothing */
+void attach_save_over(struct attach *a, int code); /* (8); after GO, whatever came of it */
+
+/* --- attach_load.c: the destination, before READY --- */
+
+int attach_load(struct attach *a, struct ff_error *err); /* (1) to (4) */
+int attach_load_finish(struct attach *a, struct ff_error *err); /* starts the thread for (7) */
+
+#endif

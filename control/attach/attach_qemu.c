@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * attach_qemu.c - the QEMU of one side, by QMP
+ */
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "attach_private.h"
+#include "autojson.h"
+
+#define END_LIMIT_MS 2000
+#define TRY_LIMIT_S 2
+#define CONT_AGAIN_MS 10000 /* the other QEMU may still have the locks of its images */
+
+int attach_qmp(struct attach *a, const char *name, json_t *arguments, json_t **result,
+              struct ff_error *err)
+{
+    pthread_mutex_lock(&a->qmp_lock);
+    int rc = qmp_command(a->q, name, arguments, result, err);
+    pthread_mutex_unlock(&a->qmp_lock);
+    return rc;
+}
+
+int attach_try_qmp(struct attach *a, const char *name, json_t *arguments, json_t **result,
+                  struct ff_error *err)
+{
+    struct timespec end;
+
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    end.tv_sec += TRY_LIMIT_S;
+    if (pthread_mutex_clocklock(&a->qmp_lock, CLOCK_MONOTONIC, &end)) {
+        json_decref(arguments);
+        return ff_error_set(err, EBUSY, "%s: the QEMU is busy with another command", name);
+    }
+    int rc = qmp_command(a->q, name, arguments, result, err);
+    pthread_mutex_unlock(&a->qmp_lock);
+    return rc;
+}
+
+int attach_qemu_connect(struct attach *a, struct ff_error *err)
+{
+    return a->q ? 0 : qmp_connect(a->o->qmp, a->stop_fd, ATTACH_QMP_LIMIT_MS, &a->q, err);
+}
+
+int attach_qemu_status(struct attach *a, char out[32], bool *running, struct ff_error *err)
+{
+    FF_AUTO_JSON json_t *s = NULL;
+    int rc = attach_qmp(a, "query-status", NULL, &s, err);
+
+    if (rc)
+        return rc;
+    snprintf(out, 32, "%s", text_of(s, "status"));
+    if (running)
+        *running = json_is_true(json_object_get(s, "running"));
+    return 0;
+}
+
+int attach_qemu_listen(struct attach *a, struct ff_error *err)
+{
+    FF_AUTO_FREE char *uri = xprintf("unix:%s", a->o->path);
+    int rc = attach_qmp(a, "stop", NULL, NULL, err); /* as -S: `inmigrate`, then `paused` */
+
+    if (!rc)
+        rc = attach_qmp(a, "migrate-incoming", json_pack("{s:s}", "uri", uri), NULL, err);
+    return rc ? ff_error_context(err, "QEMU: wait for its migration at %s", a->o->path) : 0;
+}
+
+/* What its migration says went wrong */
+static void why_not_loaded(struct attach *a, const char *status, struct ff_error *err)
+{
+    FF_AUTO_JSON json_t *info = NULL;
+    int rc = attach_qmp(a, "query-migrate", NULL, &info, err);
+    const char *desc = text_of(info, "error-desc"), *migration = text_of(info, "status");
+
+    if (!rc)
+        ff_error_set(err, EREMOTEIO, "QEMU: load the device state: it is %s, its migration %s%s%s", status,
+                     *migration ? migration : "none", *desc ? ": " : "", desc);
+}
+
+int attach_qemu_wait_loaded(struct attach *a, struct ff_error *err)
+{
+    FF_AUTO_JSON json_t *info = NULL;
+    char status[32];
+
+    for (;;) {
+        int rc = attach_check(a, err);
+        if (!rc)
+            rc = attach_qemu_status(a, status, NULL, err);
+        if (rc || !strcmp(status, "paused"))
+            return rc;
+        json_decref(info);
+        info = NULL;
+        rc = attach_qmp(a, "query-migrate", NULL, &info, err);
+        if (rc)
+            return rc;
+        if (strcmp(status, "inmigrate") || !strcmp(text_of(info, "status"), "failed")) {
+            why_not_loaded(a, status, err);
+            return -err->code;
+        }
+        poll(NULL, 0, 1);
+    }
+}
+
+void attach_qemu_end(struct attach *a)
+{
+    if (!a->q)
+        return;
+    qmp_cancel_by(a->q, -1);
+    qmp_limit(a->q, END_LIMIT_MS); /* it may stand still in a page that does not come */
+    if (attach_qmp(a, "quit", NULL, NULL, NULL) == -ETIMEDOUT)
+        kill(a->pid, SIGKILL);
+}
+
+static int cont_here(struct attach *a, struct ff_error *err)
+{
+    uint64_t end = ff_now_ms() + CONT_AGAIN_MS;
+    int rc;
+
+    while ((rc = attach_qmp(a, "cont", NULL, NULL, err)) == -EREMOTEIO && ff_now_ms() < end)
+        poll(NULL, 0, 100);
+    return rc;
+}
+
+int attach_qemu_take_back(struct attach *a, struct ff_error *err)
+{
+    char status[32];
+    bool running;
+
+    qmp_cancel_by(a->q, -1);
+    int rc = attach_qemu_status(a, status, &running, err);
+    if (!rc && a->was_running && !running)
+        rc = cont_here(a, err);
+    if (!rc)
+        rc = attach_qemu_status(a, status, &running, err);
+    if (!rc && running != a->was_running)
+        rc = ff_error_set(err, EIO, "QEMU: its guest is %s", status);
+    return rc;
+}
+
+bool attach_qemu_has_ended(const struct attach *a)
+{
+    int fd = (int)syscall(SYS_pidfd_open, a->pid, 0);
+    struct pollfd ended = {.fd = fd, .events = POLLIN};
+    bool has = fd < 0 ? errno == ESRCH : poll(&ended, 1, END_LIMIT_MS) > 0;
+
+    ff_close_fd(&fd);
+    return has;
+}

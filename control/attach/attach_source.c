@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * attach_source.c - the source: from GO on it serves, and its QEMU is held; see attach.h
+ */
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+
+#include "attach_private.h"
+
+static int serve_there(struct attach *a, struct ff_error *err)
+{
+    int rc = ff_source_wait_running(a->source, err);
+
+    if (!rc && !a->run_ns)
+        attach_runs(a);
+    return rc ? rc : ff_source_wait_done(a->source, err);
+}
+
+static bool is_not_started(struct attach *a)
+{
+    pthread_mutex_lock(&a->lock);
+    bool is = *a->not_started;
+    pthread_mutex_unlock(&a->lock);
+    return is;
+}
+
+/* 0: the destination has everything; -ETIME: it never ran the guest */
+static int give_away(struct attach *a, struct ff_error *err)
+{
+    struct ff_error why = {0};
+
+    int rc = ff_source_go(a->source, err);
+    if (rc == -ETIME)
+        return rc;
+    pthread_mutex_lock(&a->lock);
+    a->stage = ATTACH_GONE; /* whatever has failed meanwhile */
+    pthread_mutex_unlock(&a->lock);
+    attach_event(a, "go", NULL);
+    if (!rc)
+        rc = serve_there(a, err);
+    while (rc) {
+        attach_say_why(a, "paused", err);
+        if (!a->reconnect_ms)
+            return rc == -ETIME ? -EIO : rc; /* an adapter's: only a resume knows better */
+        rc = ff_source_resume(a->source, NULL, (int)a->reconnect_ms, &why);
+        if (rc == -EINTR && is_not_started(a))
+            rc = ff_source_not_started(a->source, a->not_started, &why);
+        if (rc) {
+            *err = why;
+            return rc;
+        }
+        attach_event(a, "resumed", NULL);
+        rc = serve_there(a, err);
+    }
+    return 0;
+}
+
+/* What has become of a guest that was to go on here: the program's exit code */
+static int say_back(struct attach *a, int rc, const struct ff_error *why)
+{
+    if (!rc)
+        attach_event(a, "here", NULL);
+    else if (attach_qemu_has_ended(a))
+        attach_event(a, "nowhere",
+                     json_pack("{s:s}", "reason", "its QEMU here has ended before it let the guest go: the guest runs "
+                                                  "nowhere; start it again from its disks"));
+    else
+        attach_event(a, "stuck",
+                     json_pack("{s:s+}", "reason", why->text, ": the guest did not run elsewhere; see query-status, "
+                                                              "and give cont at its QEMU here"));
+    return rc ? ATTACH_EXIT_TROUBLE : ATTACH_EXIT_HERE;
+}
+
+/* GO was not sent, or came to nothing there */
+static int stay_here(struct attach *a, const struct ff_error *why)
+{
+    struct ff_error back = {0};
+
+    attach_fail(a, why);
+    attach_say_why(a, "failed", why);
+    attach_save_back(a);
+    if (!a->stopped)
+        return ATTACH_EXIT_HERE;
+    int rc = attach_qemu_take_back(a, &back);
+    return say_back(a, rc, &back);
+}
+
+static int follow_source(struct attach *a)
+{
+    struct ff_error why = {0};
+    int rc = attach_save(a, &why);
+
+    if (!rc)
+        rc = attach_set_stage(a, ATTACH_LET_GO, &why);
+    if (rc) {
+        attach_check(a, &why); /* the first reason, if a thread had one */
+        return stay_here(a, &why);
+    }
+    rc = give_away(a, &why);
+    if (rc == -ETIME)
+        return stay_here(a, &why);
+    if (rc) {
+        attach_say_why(a, "lost", &why);
+        return ATTACH_EXIT_TROUBLE;
+    }
+    attach_save_over(a, 0);
+    attach_event(a, "complete", NULL);
+    return 0;
+}
+
+int attach_source_run(const struct attach_options *o)
+{
+    static struct attach a;
+    struct ff_error why = {0};
+    int rc = attach_open(&a, o, true, &why), code = ATTACH_EXIT_HERE;
+
+    if (!rc)
+        rc = attach_take_address(&a, &why);
+    if (rc)
+        attach_say_why(&a, "failed", &why);
+    else
+        attach_begins(&a);
+    if (!rc)
+        code = follow_source(&a);
+    attach_save_over(&a, code);
+    if (!rc)
+        attach_summary(&a, code);
+    attach_last_word(&a, code);
+    attach_monitor_end(&a);
+    attach_close(&a);
+    return code;
+}

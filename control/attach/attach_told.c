@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * attach_told.c - one side is told by QMP what to do, and says by QMP how far it is
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      farfork move and its agents speak to a QEMU that has the transport: object-add of the
+ *              key, migrate or migrate-incoming, query-migrate. One side of attaching answers the same, so that
+ *              they need not know what they speak to. Other commands go on to the QEMU.
+ * Picture      attach_take_address()  -> waits for migrate or migrate-incoming: the address, perhaps
+ *              with the key that was added before
+ *              on_event()            -> what query-migrate says from then on
+ *              attach_monitor_end()   -> the last word stays until somebody has heard it, or for
+ *                                       LINGER_MS
+ * States       of query-migrate: none, setup (nobody has come yet), active, device (the guest stands
+ *              still at the source), postcopy-active (GO was sent), postcopy-paused (there
+ *              is no link), completed; failed (the guest is the source's)
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <sys/prctl.h>
+#include <signal.h>
+
+#include "attach_private.h"
+#include "autojson.h"
+#include "monitor.h"
+#include "qmp_secret.h"
+#include "secret.h"
+#include "thread.h"
+
+#define LINGER_MS 10000
+#define LISTEN_LIMIT_MS 10000
+#define SCHEME "rdma-postcopy:"
+#define KEY_OPTION ",key=" KEY_SECRET
+
+/* What an event makes of the migration. NULL: nothing */
+static const char *status_after(const struct attach *a, const char *event)
+{
+    static const struct {
+        const char *event, *status;
+    } of[] = {{"connected", "active"},       {"package", "device"},
+              {"go", "postcopy-active"},     {"paused", "postcopy-paused"},
+              {"resumed", "postcopy-active"}, {"lost", "postcopy-paused"},
+              {"incomplete", "postcopy-paused"}, {"complete", "completed"},
+              {"here", "failed"},            {"stuck", "failed"},
+              {"nowhere", "failed"}};
+
+    for (size_t i = 0; i < FF_ARRAY_LEN(of); i++)
+        if (!strcmp(of[i].event, event))
+            return of[i].status;
+    return !strcmp(event, "failed") && !(a->is_source && a->stopped) ? "failed" : NULL; /* else it is taken back first */
+}
+
+static void on_attach_event(struct attach *a, const char *event, const json_t *fields)
+{
+    const char *status = status_after(a, event);
+
+    pthread_mutex_lock(&a->lock);
+    if (status)
+        a->status = status;
+    if (!strcmp(event, "listening"))
+        a->listens_at = json_integer_value(json_object_get(fields, "port"));
+    pthread_cond_broadcast(&a->changed);
+    pthread_mutex_unlock(&a->lock);
+}
+
+/* Under lock */
+static json_t *query_migrate(struct attach *a)
+{
+    json_t *o = json_pack("{ss so}", "status", a->status, "x-rdma-postcopy", attach_numbers(a));
+
+    if (*a->reason)
+        json_object_set_new(o, "error-desc", json_string(a->reason));
+    if (a->run_ns > a->pause_ns && a->pause_ns)
+        json_object_set_new(o, "downtime",
+                            json_integer((json_int_t)((a->run_ns - a->pause_ns) / 1000000)));
+    if (a->listens_at)
+        json_object_set_new(o, "socket-address",
+                            json_pack("[{so}]", "port", json_sprintf("%d", (int)a->listens_at)));
+    /* who has heard that may not ask again, and wait for this program's end */
+    a->said_last |= a->is_over || !strcmp(a->status, "completed");
+    pthread_cond_broadcast(&a->changed);
+    return o;
+}
+
+/* The address in @uri, with the key if that is asked for */
+static int take_uri(struct attach *a, const json_t *arguments, struct ff_error *why)
+{
+    FF_AUTO_FREE char *text = xstrdup(text_of(arguments, "uri"));
+    char *key = strstr(text, KEY_OPTION), *after = key ? key + strlen(KEY_OPTION) : NULL;
+
+    if (strncmp(text, SCHEME, strlen(SCHEME)))
+        return ff_error_set(why, EINVAL, "uri %s: want " SCHEME "HOST:PORT[,option...]", text);
+    if (key && *after && *after != ',')
+        key = NULL;
+    if (key)
+        memmove(key, after, strlen(after) + 1);
+    if (a->address)
+        return ff_error_set(why, EBUSY, "a migration is under way");
+    if (key && !a->key)
+        return ff_error_set(why, ENOENT, "there is no object " KEY_SECRET);
+    struct ff_address *address = NULL;
+    int rc = ff_address_parse(text + strlen(SCHEME), &address, why);
+    if (!rc && key)
+        rc = ff_address_set_key(address, a->key, KEY_TEXT_LEN, why);
+    if (rc) {
+        ff_address_free(address);
+        return rc;
+    }
+    a->address = address;
+    a->status = "setup";
+    pthread_cond_broadcast(&a->changed);
+    return 0;
+}
+
+/* Until there is a port, or a reason why there is none */
+static int wait_listening(struct attach *a, struct ff_error *why)
+{
+    uint64_t end = ff_now_ns() + LISTEN_LIMIT_MS * 1000000ull;
+    int rc = 0;
+
+    while (!rc && !a->listens_at && strcmp(a->status, "failed"))
+        rc = ff_cond_wait_until(&a->changed, &a->lock, end);
+    return a->listens_at ? 0 : ff_error_set(why, EIO, "%s", *a->reason ? a->reason : "no answer");
+}
+
+static int take_key_object(struct attach *a, const json_t *arguments, const char *key, struct ff_error *why)
+{
+    if (strcmp(text_of(arguments, "id"), KEY_SECRET) || !key)
+        return ff_error_set(why, EINVAL, "object-add: want the secret " KEY_SECRET ", of %d digits",
+                            KEY_TEXT_LEN);
+    key_text_free(a->key);
+    a->key = key_text_new(key);
+    return a->key ? 0 : ff_error_set(why, ENOMEM, "object-add: out of memory");
+}
+
+static int own_command(struct attach *a, const char *execute, const json_t *arguments,
+                       const char *key, json_t **result, struct ff_error *why)
+{
+    if (!strcmp(execute, "query-migrate")) {
+        *result = query_migrate(a);
+        return 0;
+    }
+    if (a->is_source && !strcmp(execute, "x-rdma-postcopy-not-started")) {
+        if (a->stage != ATTACH_GONE || strcmp(a->status, "postcopy-paused"))
+            return ff_error_set(why, EINVAL, "the link is not broken, or the guest runs there");
+        int rc = ff_source_check_mark(a->source, text_of(arguments, "mark"), why);
+        if (rc)
+            return rc;
+        snprintf(a->not_started, sizeof(a->not_started), "%s", text_of(arguments, "mark"));
+        ff_source_interrupt(a->source);
+        return 0;
+    }
+    if (!strcmp(execute, "object-add"))
+        return take_key_object(a, arguments, key, why);
+    if (!strcmp(execute, "object-del")) {
+        bool there = a->key;
+        key_text_free(a->key);
+        a->key = NULL;
+        return there ? 0 : ff_error_set(why, ENOENT, "there is no object " KEY_SECRET);
+    }
+    if (!strcmp(execute, a->is_source ? "migrate" : "migrate-incoming")) {
+        int rc = take_uri(a, arguments, why);
+        return rc || a->is_source ? rc : wait_listening(a, why);
+    }
+    return -ENOSYS;
+}
+
+static int on_monitor_command(void *opaque, const char *execute, const json_t *arguments,
+                              const char *key, json_t **result, struct ff_error *why)
+{
+    struct attach *a = opaque;
+
+    if (!strcmp(execute, "migrate_cancel")) {
+        ff_error_set(why, EINTR, "canceled");
+        return attach_interrupt(a, why);
+    }
+    pthread_mutex_lock(&a->lock);
+    int rc = own_command(a, execute, arguments, key, result, why);
+    bool is_over = !strcmp(a->status, "completed");
+    pthread_mutex_unlock(&a->lock);
+    if (rc != -ENOSYS)
+        return rc;
+    if (!is_over && strncmp(execute, "query-", 6)) /* nobody is to run, stop or end it meanwhile */
+        return ff_error_set(why, EPERM, "%s: not while its guest is moved", execute);
+    if (atomic_load(&a->is_held))
+        return ff_error_set(why, EAGAIN, "%s: its QEMU stands still until its guest's move has ended", execute);
+    return attach_try_qmp(a, execute, json_deep_copy(arguments), result, why);
+}
+
+static int wait_told(struct attach *a, struct ff_error *err)
+{
+    int rc = attach_qemu_connect(a, err); /* for who asks meanwhile */
+
+    if (rc)
+        return rc;
+    prctl(PR_SET_PDEATHSIG, SIGTERM); /* until there is something that others must not end */
+    a->on_event = on_attach_event;
+    rc = monitor_start(a->o->monitor, on_monitor_command, a, &a->monitor, err);
+    if (rc)
+        return rc;
+    pthread_mutex_lock(&a->lock);
+    while (!a->failed && !a->address)
+        pthread_cond_wait(&a->changed, &a->lock);
+    rc = a->failed ? ff_error_set(err, a->why.code, "%s", a->why.text) : 0;
+    pthread_mutex_unlock(&a->lock);
+    if (!rc)
+        prctl(PR_SET_PDEATHSIG, 0);
+    return rc;
+}
+
+int attach_take_address(struct attach *a, struct ff_error *err)
+{
+    int rc = a->o->monitor ? wait_told(a, err) : ff_address_parse(a->o->address, &a->address, err);
+
+    if (rc)
+        return rc;
+    a->reconnect_ms = (unsigned)ff_address_reconnect_ms(a->address);
+    if (ff_address_fallback(a->address))
+        return ff_error_set(err, ENOTSUP, "fallback=go: not by attaching yet (want --via transport, and the patched QEMU on both hosts)");
+    return 0;
+}
+
+void attach_monitor_end(struct attach *a)
+{
+    uint64_t end = ff_now_ns() + LINGER_MS * 1000000ull;
+
+    if (!a->monitor)
+        return;
+    pthread_mutex_lock(&a->lock);
+    a->is_over = true;
+    while (a->address && !a->said_last && monitor_has_clients(a->monitor) &&
+           !ff_cond_wait_until(&a->changed, &a->lock, end))
+        ;
+    pthread_mutex_unlock(&a->lock);
+    monitor_end(a->monitor);
+    key_text_free(a->key);
+}
