@@ -57,21 +57,20 @@ static void take_port(void *opaque, const struct ff_rdma_port *p)
                           "trouble", p->trouble, "gids", gids));
 }
 
-/* Whether a guest can move by proxy: its QEMU is not patched, and farfork did not start it */
-static void check_proxy(struct checks *c)
+/* Whether a guest can be moved whose QEMU farfork did not start */
+static void check_attach(struct checks *c)
 {
     static const char of[] = "look into it: ";
     struct ff_error why;
 
     if (!outside_may_stranger(&why)) {
-        print_check(c, "proxy", FF_CHECK_OK,
-                    "may look into a QEMU of this user: unpatched QEMUs can be moved");
+        print_check(c, "attach", FF_CHECK_OK, "may attach to a QEMU of this user: its guest can be moved");
         return;
     }
     const char *reason = strstr(why.text, of); /* without the number of a process that has ended */
-    FF_AUTO_FREE char *text = xprintf("unpatched QEMUs are moved by their own stream, which is slower (farfork "
-                                      "move --from-stream): %s", reason ? reason + strlen(of) : why.text);
-    print_check(c, "proxy", FF_CHECK_LIMITED, text);
+    FF_AUTO_FREE char *text = xprintf("only guests of patched QEMUs can be moved (farfork move --via transport): %s",
+                                      reason ? reason + strlen(of) : why.text);
+    print_check(c, "attach", FF_CHECK_LIMITED, text);
 }
 
 static int print_checks(bool json)
@@ -79,7 +78,7 @@ static int print_checks(bool json)
     struct checks c = {.json = json ? json_array() : NULL};
 
     ff_host_check(print_check, &c);
-    check_proxy(&c);
+    check_attach(&c);
     doctor_host(print_check, &c);
     if (json) {
         json_t *ports = json_array();

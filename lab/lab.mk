@@ -64,7 +64,7 @@ RUN_LAB := \
     'lab/lab tests/lab/loop_verbs:1020' \
     'lab/lab tests/lab/move_verbs.py:1020' \
     'lab/lab tests/lab/killed_early.py:1020' \
-    'lab/lab tests/lab/proxy_verbs.py:1020' \
+    'lab/lab tests/lab/attach_verbs.py:1020' \
     'lab/lab tests/lab/resume_verbs.py:1020' \
     'lab/lab tests/lab/clone_verbs.py:1020' \
     'lab/lab --kernel $(OLDEST) tests/run "$(BUILD)/tests/loop/page_pools tcp off:250" \
@@ -73,7 +73,7 @@ RUN_LAB := \
 # And what make check-full has more
 RUN_LAB_MORE := $(foreach t,killed_late clock_jumps ktls move_library,'lab/lab tests/lab/$t.py:1020') \
     'lab/lab tests/lab/loop_verbs --more:1020' 'lab/lab tests/lab/clone_verbs.py --more:1020' \
-    'lab/lab tests/lab/proxy_verbs.py --more:1020' 'lab/lab tests/lab/killed_early.py --more:1020'
+    'lab/lab tests/lab/attach_verbs.py --more:1020' 'lab/lab tests/lab/killed_early.py --more:1020'
 
 # Fetched before any test's time runs, and said; if it is not to be had, the tests say why
 lab-kernel: lab-parts

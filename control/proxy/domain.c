@@ -119,7 +119,7 @@ int domain_postcopy(struct proxy *p, struct ff_error *err)
 
     if (rc)
         return rc;
-    alarm(STILL_S); /* wait_signals() */
+    alarm(STILL_S); /* old_wait_signals() */
     kill(p->virsh.pid, SIGSTOP);
     rc = ask_postcopy(p, err);
     if (rc)

@@ -19,26 +19,12 @@
 
 /* --- what is said --- */
 
-int proxy_take_address(struct proxy *p, struct ff_error *err)
-{
-    int rc = ff_address_parse(p->o->address, &p->address, err);
-
-    if (!rc && p->o->keyed)
-        rc = proxy_read_input(p, err);
-    if (rc)
-        return rc;
-    p->reconnect_ms = (unsigned)ff_address_reconnect_ms(p->address);
-    if (ff_address_fallback(p->address))
-        return ff_error_set(err, ENOTSUP, "proxy: fallback=go: not with a domain");
-    return 0;
-}
-
 double proxy_ms(const struct proxy *p, uint64_t at_ns)
 {
     return at_ns > p->begin_ns ? (double)(at_ns - p->begin_ns) / 1e6 : 0;
 }
 
-static void print_fields(FILE *out, const json_t *fields)
+static void old_print_fields(FILE *out, const json_t *fields)
 {
     const char *key;
     json_t *v;
@@ -54,7 +40,7 @@ static void print_fields(FILE *out, const json_t *fields)
     }
 }
 
-static void keep_reason(struct proxy *p, const char *reason)
+static void old_keep_reason(struct proxy *p, const char *reason)
 {
     pthread_mutex_lock(&p->lock);
     if (*reason)
@@ -68,7 +54,7 @@ void proxy_event(struct proxy *p, const char *name, json_t *fields)
         json_pack("{s:s,s:s,s:f}", "event", name, "side", p->side, "ms", proxy_ms(p, ff_now_ns()));
     FF_AUTO_JSON json_t *own = fields;
 
-    keep_reason(p, text_of(own, "reason"));
+    old_keep_reason(p, text_of(own, "reason"));
     if (p->on_event)
         p->on_event(p, name, own);
     if (p->o->json) {
@@ -82,7 +68,7 @@ void proxy_event(struct proxy *p, const char *name, json_t *fields)
     }
     flockfile(stderr);
     fprintf(stderr, "farfork proxy: %s: %8.1f ms: %s", p->side, proxy_ms(p, ff_now_ns()), name);
-    print_fields(stderr, own);
+    old_print_fields(stderr, own);
     fputc('\n', stderr);
     funlockfile(stderr);
 }
@@ -99,7 +85,7 @@ void proxy_begins(struct proxy *p)
     metrics_begin_move(p->metrics, p->side);
 }
 
-static void count(struct proxy *p, const struct ff_stats *st, int code)
+static void old_count(struct proxy *p, const struct ff_stats *st, int code)
 {
     uint64_t now = ff_now_ns();
     struct metrics_move done = {
@@ -143,7 +129,7 @@ void proxy_summary(struct proxy *p, int code)
                   "tunnel_bytes", (json_int_t)c->tunnel_bytes, "package_bytes",
                   (json_int_t)c->package_bytes, "pages_dropped", (json_int_t)c->pages_dropped,
                   "pages_passed", (json_int_t)c->pages_passed, "engine", proxy_numbers(p)));
-    count(p, &st, code);
+    old_count(p, &st, code);
 }
 
 /* Who finds only the last line of a log finds the reason there */
@@ -156,7 +142,7 @@ void proxy_last_word(struct proxy *p, int code)
 /* --- failures and signals --- */
 
 /* Under lock. Whatever waits, in QMP or in the library, ends */
-static void wake_everybody(struct proxy *p)
+static void old_wake_everybody(struct proxy *p)
 {
     uint64_t one = 1;
 
@@ -168,7 +154,7 @@ static void wake_everybody(struct proxy *p)
         ff_dest_cancel(p->dest);
 }
 
-static void fail_locked(struct proxy *p, const struct ff_error *why)
+static void old_fail_locked(struct proxy *p, const struct ff_error *why)
 {
     if (p->failed)
         return;
@@ -177,7 +163,7 @@ static void fail_locked(struct proxy *p, const struct ff_error *why)
     p->why = *why;
     /* from GO on the source's memory is needed whatever becomes of its QEMU */
     if (p->stage < (p->is_source ? PROXY_LET_GO : PROXY_GONE))
-        wake_everybody(p);
+        old_wake_everybody(p);
     else if (p->dest) { /* its QEMU has ended: the main thread tells the source */
         ff_dest_interrupt(p->dest);
         ff_dest_pause(p->dest);
@@ -189,7 +175,7 @@ void proxy_fail(struct proxy *p, const struct ff_error *why)
 {
     pthread_mutex_lock(&p->lock);
     if (p->stage != PROXY_OVER)
-        fail_locked(p, why);
+        old_fail_locked(p, why);
     pthread_mutex_unlock(&p->lock);
 }
 
@@ -199,12 +185,12 @@ enum proxy_stage proxy_fail_before(struct proxy *p, enum proxy_stage stage,
     pthread_mutex_lock(&p->lock);
     enum proxy_stage now = p->stage;
     if (now < stage)
-        fail_locked(p, why);
+        old_fail_locked(p, why);
     pthread_mutex_unlock(&p->lock);
     return now;
 }
 
-static int check_locked(struct proxy *p, struct ff_error *err)
+static int old_check_locked(struct proxy *p, struct ff_error *err)
 {
     return p->failed ? ff_error_set(err, p->why.code ? p->why.code : EIO, "%s", p->why.text) : 0;
 }
@@ -212,7 +198,7 @@ static int check_locked(struct proxy *p, struct ff_error *err)
 int proxy_check(struct proxy *p, struct ff_error *err)
 {
     pthread_mutex_lock(&p->lock);
-    int rc = check_locked(p, err);
+    int rc = old_check_locked(p, err);
     pthread_mutex_unlock(&p->lock);
     return rc;
 }
@@ -220,7 +206,7 @@ int proxy_check(struct proxy *p, struct ff_error *err)
 int proxy_set_stage(struct proxy *p, enum proxy_stage stage, struct ff_error *err)
 {
     pthread_mutex_lock(&p->lock);
-    int rc = stage == PROXY_OVER ? 0 : check_locked(p, err);
+    int rc = stage == PROXY_OVER ? 0 : old_check_locked(p, err);
     if (!rc)
         p->stage = stage;
     pthread_cond_broadcast(&p->changed);
@@ -243,7 +229,7 @@ int proxy_interrupt(struct proxy *p, struct ff_error *why)
     bool early = p->stage == PROXY_SETUP;
     if (early) {
         p->interrupted = true;
-        fail_locked(p, why);
+        old_fail_locked(p, why);
     }
     pthread_mutex_unlock(&p->lock);
     return early ? 0 : ff_error_set(why, EBUSY, "the guest was let go of");
@@ -256,7 +242,7 @@ void proxy_go_on(struct proxy *p)
         kill(p->virsh.pid, SIGCONT);
 }
 
-static void stop_signals(sigset_t *set)
+static void old_stop_signals(sigset_t *set)
 {
     sigemptyset(set);
     sigaddset(set, SIGINT);
@@ -266,14 +252,14 @@ static void stop_signals(sigset_t *set)
     sigaddset(set, SIGUSR1); /* proxy_close() */
 }
 
-static void *wait_signals(void *opaque)
+static void *old_wait_signals(void *opaque)
 {
     struct proxy *p = opaque;
     struct ff_error why = {0};
     sigset_t set;
     int number;
 
-    stop_signals(&set);
+    old_stop_signals(&set);
     while (!sigwait(&set, &number)) {
         if (number == SIGUSR1)
             break;
@@ -348,12 +334,12 @@ int proxy_open(struct proxy *p, const struct proxy_options *o, bool is_source, s
     pthread_mutex_init(&p->feed_lock, NULL);
     ff_cond_init(&p->fed);
     signal(SIGPIPE, SIG_IGN); /* a QEMU that has ended is an error like others */
-    stop_signals(&set);
+    old_stop_signals(&set);
     pthread_sigmask(SIG_BLOCK, &set, NULL);
     p->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (p->stop_fd < 0)
         return ff_error_set(err, errno, "proxy: eventfd: %s", strerror(errno));
-    rc = ff_thread_start(&p->signal_thread, wait_signals, p, "proxy-signals", err);
+    rc = ff_thread_start(&p->signal_thread, old_wait_signals, p, "proxy-signals", err);
     p->has_signals = !rc;
     return rc;
 }
@@ -363,7 +349,7 @@ void proxy_stop_stream(struct proxy *p)
 {
     pthread_mutex_lock(&p->lock);
     p->failed = p->stops = true; /* also after a failure that had to leave the handles alone */
-    wake_everybody(p);
+    old_wake_everybody(p);
     pthread_cond_broadcast(&p->changed);
     pthread_mutex_unlock(&p->lock);
     if (p->sock >= 0)

@@ -134,7 +134,7 @@ static int end_migration_here(struct proxy *p, struct ff_error *err)
     return rc;
 }
 
-static int cont_here(struct proxy *p, struct ff_error *err)
+static int old_cont_here(struct proxy *p, struct ff_error *err)
 {
     uint64_t end = ff_now_ms() + CONT_AGAIN_MS;
     int rc;
@@ -158,7 +158,7 @@ int proxy_qemu_take_back(struct proxy *p, struct ff_error *err)
         rc = proxy_qemu_status(p, status, &running, err);
     /* a domain's also where it runs: by itself it may have left its disks inactive */
     if (!rc && p->was_running && (!running || p->o->domain))
-        rc = cont_here(p, err);
+        rc = old_cont_here(p, err);
     if (!rc)
         rc = proxy_qemu_status(p, status, &running, err);
     if (!rc && running != p->was_running)

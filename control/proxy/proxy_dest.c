@@ -168,7 +168,7 @@ static int until_dest_ready(struct proxy *p, struct ff_error *err)
 /* --- after GO --- */
 
 /* In a thread of its own: it may wait for pages, and they for the next link */
-static void *run_cont(void *opaque)
+static void *old_run_cont(void *opaque)
 {
     struct proxy *p = opaque;
     struct ff_error why = {0};
@@ -185,7 +185,7 @@ static void *run_cont(void *opaque)
     return NULL;
 }
 
-static int next_link(struct proxy *p, struct ff_error *err)
+static int old_next_link(struct proxy *p, struct ff_error *err)
 {
     struct ff_error why = {0};
     int rc;
@@ -207,7 +207,7 @@ static int next_link(struct proxy *p, struct ff_error *err)
 }
 
 /* Where only the library notices: the QEMU waits in `cont` for a page, and the page for a link */
-static void on_link_broken(void *opaque, const char *reason)
+static void old_on_link_broken(void *opaque, const char *reason)
 {
     struct proxy *p = opaque;
 
@@ -218,13 +218,13 @@ static void on_link_broken(void *opaque, const char *reason)
     pthread_mutex_unlock(&p->lock);
 }
 
-static int run_guest(struct proxy *p, struct ff_error *err)
+static int old_run_guest(struct proxy *p, struct ff_error *err)
 {
-    int rc = ff_thread_start(&p->cont_thread, run_cont, p, "proxy-cont", err);
+    int rc = ff_thread_start(&p->cont_thread, old_run_cont, p, "proxy-cont", err);
 
     if (rc)
         return rc;
-    ff_dest_on_break(p->dest, on_link_broken, p);
+    ff_dest_on_break(p->dest, old_on_link_broken, p);
     pthread_mutex_lock(&p->lock);
     while (!rc && !p->cont_done) {
         if (!p->broke) {
@@ -233,7 +233,7 @@ static int run_guest(struct proxy *p, struct ff_error *err)
         }
         pthread_mutex_unlock(&p->lock);
         ff_error_set(err, EPIPE, "the link broke while the guest was started");
-        rc = next_link(p, err);
+        rc = old_next_link(p, err);
         pthread_mutex_lock(&p->lock);
     }
     bool done = p->cont_done;
@@ -263,11 +263,11 @@ static int leave_incomplete(struct proxy *p, struct ff_error *err)
 }
 
 /* 0: the guest runs here, and every page has come that its proxy serves */
-static int fetch_all(struct proxy *p, struct ff_error *err)
+static int old_fetch_all(struct proxy *p, struct ff_error *err)
 {
     struct ff_error why = {0};
     int rc = p->o->domain     ? pass_package(p, err) /* and libvirt says `cont` */
-             : p->was_running ? run_guest(p, err)
+             : p->was_running ? old_run_guest(p, err)
                               : 0; /* or it is paused, as it was there */
 
     if (rc)
@@ -279,7 +279,7 @@ static int fetch_all(struct proxy *p, struct ff_error *err)
     if (!rc)
         rc = ff_dest_wait_done(p->dest, err);
     while (rc) {
-        rc = next_link(p, err);
+        rc = old_next_link(p, err);
         if (rc)
             return rc;
         rc = ff_dest_wait_done(p->dest, err);
@@ -308,7 +308,7 @@ static int finish_here(struct proxy *p, struct ff_error *err)
 }
 
 /* READY was sent: 0: GO has come; -ESTALE: it never will */
-static int wait_go(struct proxy *p, struct ff_error *err)
+static int old_wait_go(struct proxy *p, struct ff_error *err)
 {
     int rc = ff_dest_ready(p->dest, err);
 
@@ -335,7 +335,7 @@ static int wait_go(struct proxy *p, struct ff_error *err)
     return rc;
 }
 
-static int follow_dest(struct proxy *p)
+static int old_follow_dest(struct proxy *p)
 {
     struct ff_error why = {0};
     int rc = until_dest_ready(p, &why);
@@ -345,7 +345,7 @@ static int follow_dest(struct proxy *p)
     if (rc)
         proxy_check(p, &why); /* the first reason, if a thread had one */
     else
-        rc = wait_go(p, &why);
+        rc = old_wait_go(p, &why);
     if (rc) {
         proxy_fail(p, &why);
         proxy_say_why(p, "failed", &why);
@@ -353,7 +353,7 @@ static int follow_dest(struct proxy *p)
             proxy_qemu_end(p);
         return PROXY_EXIT_HERE;
     }
-    rc = fetch_all(p, &why);
+    rc = old_fetch_all(p, &why);
     bool all = !rc;
     if (all)
         rc = finish_here(p, &why);
@@ -384,7 +384,7 @@ int proxy_dest_run(const struct proxy_options *o)
     else
         proxy_begins(&p);
     if (!rc)
-        code = follow_dest(&p);
+        code = old_follow_dest(&p);
     if (!p.cont_waits) /* else that has the monitor */
         proxy_qemu_restore(&p);
     if (!rc)

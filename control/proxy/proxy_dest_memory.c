@@ -10,7 +10,7 @@
 #define LOAD_LIMIT_MS 60000
 
 /* That a page of private huge memory is there cannot be told from an empty pool */
-static int check_huge(const struct proxy *p, const struct outside_block *b, struct ff_error *err)
+static int old_check_huge(const struct proxy *p, const struct outside_block *b, struct ff_error *err)
 {
     struct outside_memory m = {.fd = -1};
     int rc = b->psize > 4096 ? outside_open(p->pid, b, false, &m, err) : 0;
@@ -31,7 +31,7 @@ int proxy_add_dest_region(struct proxy *p, const struct outside_block *b, struct
                           .psize = b->psize,
                           .fd = -1,
                           .zero_fill = true};
-    int rc = check_huge(p, b, err);
+    int rc = old_check_huge(p, b, err);
 
     return rc ? rc : ff_dest_add_region(p->dest, &r, err);
 }

@@ -221,7 +221,7 @@ static void lose_stream(struct proxy *p, const struct ff_error *why)
 }
 
 /* QEMU takes no more, or is not understood. Between READY and GO the source is to hear that nothing
- * runs here: without a link GO does not come, and wait_go() answers it */
+ * runs here: without a link GO does not come, and old_wait_go() answers it */
 static void end_early(struct proxy *p, const struct ff_error *why)
 {
     enum proxy_stage stage = proxy_fail_before(p, PROXY_LET_GO, why);

@@ -44,7 +44,7 @@ static void *watch_input(void *opaque)
     return NULL;
 }
 
-int proxy_read_input(struct proxy *p, struct ff_error *err)
+static int read_input(struct proxy *p, struct ff_error *err)
 {
     struct jsonl_reader in = {0};
     char *line, *key;
@@ -65,4 +65,18 @@ int proxy_read_input(struct proxy *p, struct ff_error *err)
         rc = ff_thread_start(&p->input_thread, watch_input, p, "proxy-input", err);
     p->has_input = !rc;
     return rc;
+}
+
+int proxy_take_address(struct proxy *p, struct ff_error *err)
+{
+    int rc = ff_address_parse(p->o->address, &p->address, err);
+
+    if (!rc && p->o->keyed)
+        rc = read_input(p, err);
+    if (rc)
+        return rc;
+    p->reconnect_ms = (unsigned)ff_address_reconnect_ms(p->address);
+    if (ff_address_fallback(p->address))
+        return ff_error_set(err, ENOTSUP, "proxy: fallback=go: not with a domain");
+    return 0;
 }

@@ -5,7 +5,7 @@
 #include "proxy_state.h"
 
 /* Where the time of a fault goes; the destination alone knows */
-static json_t *stage_numbers(struct ff_dest *d)
+static json_t *old_stage_numbers(struct ff_dest *d)
 {
     struct ff_stage_time times[FF_STAGES];
     json_t *all = json_array();
@@ -66,6 +66,6 @@ json_t *proxy_numbers(struct proxy *p)
     for (size_t i = 0; i < FF_ARRAY_LEN(numbers); i++)
         json_object_set_new(o, numbers[i].name, json_integer((json_int_t)numbers[i].value));
     if (p->dest)
-        json_object_set_new(o, "fault-stages", stage_numbers(p->dest));
+        json_object_set_new(o, "fault-stages", old_stage_numbers(p->dest));
     return o;
 }

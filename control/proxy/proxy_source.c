@@ -200,7 +200,7 @@ static int until_ready(struct proxy *p, struct ff_error *err)
 
 /* --- after GO --- */
 
-static int serve_there(struct proxy *p, struct ff_error *err)
+static int old_serve_there(struct proxy *p, struct ff_error *err)
 {
     int rc = ff_source_wait_running(p->source, err);
 
@@ -211,7 +211,7 @@ static int serve_there(struct proxy *p, struct ff_error *err)
     return rc ? rc : ff_source_wait_done(p->source, err);
 }
 
-static bool is_not_started(struct proxy *p)
+static bool old_is_not_started(struct proxy *p)
 {
     pthread_mutex_lock(&p->lock);
     bool is = *p->not_started;
@@ -220,7 +220,7 @@ static bool is_not_started(struct proxy *p)
 }
 
 /* 0: the destination has everything; -ETIME: it never ran the guest */
-static int give_away(struct proxy *p, struct ff_error *err)
+static int old_give_away(struct proxy *p, struct ff_error *err)
 {
     struct ff_error why = {0};
 
@@ -234,26 +234,26 @@ static int give_away(struct proxy *p, struct ff_error *err)
     pthread_mutex_unlock(&p->lock);
     proxy_event(p, "go", NULL);
     if (!rc)
-        rc = serve_there(p, err);
+        rc = old_serve_there(p, err);
     while (rc) {
         proxy_say_why(p, "paused", err);
         if (!p->reconnect_ms)
             return rc == -ETIME ? -EIO : rc; /* an adapter's: only a resume knows better */
         rc = ff_source_resume(p->source, NULL, (int)p->reconnect_ms, &why);
-        if (rc == -EINTR && is_not_started(p))
+        if (rc == -EINTR && old_is_not_started(p))
             rc = ff_source_not_started(p->source, p->not_started, &why);
         if (rc) {
             *err = why;
             return rc;
         }
         proxy_event(p, "resumed", NULL);
-        rc = serve_there(p, err);
+        rc = old_serve_there(p, err);
     }
     return 0;
 }
 
 /* GO was not sent, or came to nothing there */
-static int stay_here(struct proxy *p, const struct ff_error *why)
+static int old_stay_here(struct proxy *p, const struct ff_error *why)
 {
     struct ff_error back = {0}, virsh = {0};
 
@@ -282,7 +282,7 @@ static void say_lost_stream(struct proxy *p, const struct ff_error *why)
                           "it touches them; save what you can from inside"));
 }
 
-static int follow_source(struct proxy *p)
+static int old_follow_source(struct proxy *p)
 {
     struct ff_error why = {0};
     int rc = until_ready(p, &why);
@@ -291,11 +291,11 @@ static int follow_source(struct proxy *p)
         rc = proxy_set_stage(p, PROXY_LET_GO, &why);
     if (rc) {
         proxy_check(p, &why); /* the first reason, if a thread had one */
-        return stay_here(p, &why);
+        return old_stay_here(p, &why);
     }
-    rc = give_away(p, &why);
+    rc = old_give_away(p, &why);
     if (rc == -ETIME)
-        return stay_here(p, &why);
+        return old_stay_here(p, &why);
     if (rc) {
         proxy_say_why(p, "lost", &why);
         return PROXY_EXIT_TROUBLE;
@@ -358,7 +358,7 @@ int proxy_source_run(const struct proxy_options *o)
     else
         proxy_begins(&p);
     if (!rc)
-        code = follow_source(&p);
+        code = old_follow_source(&p);
     if (atomic_load(&p.has_let_go))
         end_for_good(&p, code);
     if (p.has_speed)

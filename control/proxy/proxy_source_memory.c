@@ -7,7 +7,7 @@
 #include <errno.h>
 #include <sys/mman.h>
 
-static int add_block(struct proxy *p, unsigned i, struct ff_error *err)
+static int old_add_block(struct proxy *p, unsigned i, struct ff_error *err)
 {
     const struct outside_block *b = &p->blocks[i];
     struct outside_memory m = {.fd = -1};
@@ -51,6 +51,6 @@ int proxy_new_source(struct proxy *p, struct ff_error *err)
     p->source = s;
     pthread_mutex_unlock(&p->lock);
     for (unsigned i = 0; !rc && i < p->n_blocks; i++)
-        rc = add_block(p, i, err);
+        rc = old_add_block(p, i, err);
     return rc;
 }

@@ -209,7 +209,6 @@ int proxy_start_finish(struct proxy *p, struct ff_error *err);
 
 /* --- proxy_input.c --- */
 
-int proxy_read_input(struct proxy *p, struct ff_error *err); /* --keyed */
 
 /* --- proxy_source_memory.c --- */
 

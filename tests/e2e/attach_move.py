@@ -9,9 +9,9 @@ import os
 import signal
 
 import common
-from attaching import Parent, folder_there, logged, side_here
+from attaching import Move, Parent, folder_there, logged, side_here
 from common import Failed, check_ledger, status, wait_for
-from farfork_move import Move, There, check_here, listed, pid_there, say_phases, there
+from farfork_move import There, check_here, listed, pid_there, say_phases, there
 from forked import SLOW
 
 BALLOON = ('-device', 'virtio-balloon-pci')

@@ -10,7 +10,7 @@ import os
 import subprocess
 import common
 from common import Failed, Micro, check_ledger, check_still_running, say, status
-from stock_stream import Stock
+from stocks import Stock
 
 BETWEEN = os.path.join(common.BUILD, 'tests', 'e2e', 'state_between')
 STOCK = os.path.join(common.BUILD, 'tests', 'e2e', 'stock-qemu')     # see e2e.mk

@@ -4,8 +4,9 @@
 import os
 
 import common
+import farfork_move
 from forked import processes_of
-from stock_stream import Stock
+from stocks import Stock
 
 
 class Parent(Stock):
@@ -15,6 +16,13 @@ class Parent(Stock):
         self.second = os.path.join(t.work, 'parent.second')
         super().__init__(t, 'parent', accel, memory, load=common.LOAD,
                          extra=('-qmp', f'unix:{self.second},server=on,wait=off', *devices), **more)
+
+
+class Move(farfork_move.Move):
+    """farfork move as it is by default."""
+
+    def __init__(self, *args, **more):
+        super().__init__(*args, via=None, **more)
 
 
 def cmdline(pid):
@@ -30,13 +38,13 @@ def side_here(move):
     return next(pid for pid, _ in processes_of(move.base) if 'attach\0--source' in cmdline(pid))
 
 
-def folder_there(move):
-    return f'{move.base}/{move.name}/h1'
+def folder_there(move, host='h1'):
+    return f'{move.base}/{move.name}/{host}'
 
 
-def logged(move, event):
+def logged(move, event, host='h1'):
     """The process there has said so."""
-    log = folder_there(move) + '/2.log'
+    log = folder_there(move, host) + '/2.log'
     if not os.path.exists(log):
         return False
     with open(log, encoding='utf-8') as f:

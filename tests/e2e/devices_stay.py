@@ -191,7 +191,7 @@ def run(t):
     accel = t.best_accel()
     cases = [('a device for another', lambda: exchanged(t, 'tcg')), ('the guest does not let it go', lambda: refused(t, accel))]
     if common.FULL:
-        cases += [('through proxies', lambda: exchanged(t, 'tcg', '--via', 'proxy')),
+        cases += [('by the transport', lambda: exchanged(t, 'tcg', '--via', 'transport')),
                   ('plugged in later', lambda: plugged_later(t, 'tcg')),
                   ('the move fails later', lambda: fails_later(t, 'tcg')), ('a failover pair', lambda: failover(t))]
     for name, case in cases:

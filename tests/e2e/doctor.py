@@ -11,7 +11,7 @@ import common
 from common import Failed, Micro, Skip, check_ledger, check_move, say
 
 SUBJECTS = ('kvm', 'userfaultfd', 'userfaultfd features', 'kernel', 'huge pages',
-            'rdma devices', 'memlock limit', 'proxy', 'udev rule', 'sysctl', 'limits.d', 'firewall',
+            'rdma devices', 'memlock limit', 'attach', 'udev rule', 'sysctl', 'limits.d', 'firewall',
             'apparmor', 'systemd')
 MARKS = ('ok', 'limited', 'NO', 'unknown')
 

@@ -82,12 +82,6 @@ E2E_TESTS := \
     tests/e2e/vmclone_linux.py:420 \
     tests/e2e/stock.py:140 \
     tests/e2e/stock_stream.py:140 \
-    tests/e2e/stock_back.py:80 \
-    tests/e2e/proxy_move.py:320 \
-    tests/e2e/proxy_back.py:220 \
-    tests/e2e/proxy_after.py:260 \
-    tests/e2e/proxy_guests.py:200 \
-    tests/e2e/move_proxy.py:320 \
     tests/e2e/attach_move.py:250 \
     tests/e2e/libvirt_move.py:100 \
     tests/e2e/libvirt_proxy.py:320 \
@@ -99,7 +93,7 @@ E2E_TESTS := \
 # takes huge pages.
 # (stopped.py and take_back.py run some of their own cases at the same time: abreast.py.)
 E2E_BESIDE := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,break_after_go resume dump quit one_runner \
-    meanwhile keys farfork_move move_parents farfork_visit visit_guest visit_budget visit_stops visit_fallback move_fallback move_proxy proxy_move proxy_back proxy_after hold shut_down ssh \
+    meanwhile keys farfork_move move_parents farfork_visit visit_guest visit_budget visit_stops visit_fallback move_fallback hold shut_down ssh \
     who_runs clone clone_states clone_disks fork_resume vmclone touched vmclone_fed fork_again multicast pool agent_safe fork_fails \
     ordinary_user overlays unfinished guest_identity hosts evacuate slurm devices_stay busy_devices attach_stream attach_blocks attach_move)),$(E2E_TESTS))
 

@@ -29,12 +29,12 @@ class Move:
     command = 'move'
 
     def __init__(self, t, parent, *args, host=HOST, launcher=ELSEWHERE, faults=None, name='m',
-                 prefix=(), **popen):
-        self.base, self.name = os.path.join(t.work, 'run'), name
+                 prefix=(), via=os.environ.get('MOVE_VIA', 'transport'), **popen):
+        self.base, self.name, self.via = os.path.join(t.work, 'run'), name, via
         path = parent if isinstance(parent, str) else parent.second
         self.argv = common.place.argv(
             [*prefix, common.FARFORK, self.command, '--json', '--rundir', self.base, '--id', name,
-             '--timeout', '40', *launcher, *args, path, *([host] if isinstance(host, str) else host)], False)
+             '--timeout', '40', *(('--via', via) if via and self.command == 'move' else ()), *launcher, *args, path, *([host] if isinstance(host, str) else host)], False)
         env = {**os.environ, **({'FARFORK_FAILPOINTS': faults} if faults else {})}
         self.proc = subprocess.Popen(self.argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                      env=env, text=True, **{'stdin': subprocess.DEVNULL, **popen})
@@ -129,8 +129,8 @@ def check_listed(base, name, state):
 
 
 def check_left_here(t, parent, move):
-    """Its QEMU has ended by `quit`, and nobody was killed for it."""
-    if parent.proc.wait(20) != 0:
+    """Its QEMU has ended, and nobody else was killed for it."""
+    if parent.proc.wait(20) != (0 if move.via == 'transport' else -signal.SIGKILL):
         raise Failed(f'{parent.name}: exit code {parent.proc.returncode}')
     if not move.result['parent_ended']:
         raise Failed('it is not said that the QEMU here has ended')

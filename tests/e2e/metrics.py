@@ -15,7 +15,6 @@ import common
 from common import Failed, check_ledger, say, wait_for
 from farfork_move import Move, check_here, check_left_here, there
 from forked import ELSEWHERE, MIB, Child, Clone, Parent, check_result, kill, snapshot
-from proxy_move import check_moved, proxies, two
 
 ROOT = os.path.abspath(os.path.join(common.BUILD, 'tests', 'e2e', 'node-exporter'))   # see e2e.mk
 EXPORTER = os.path.join(ROOT, 'usr', 'bin', 'prometheus-node-exporter')
@@ -115,8 +114,8 @@ def move(t, folder, a):
         check_here(m1, a)
     folder.went_up({
         'farfork_migration_started_total{side="source"}': 1,
-        'farfork_migration_failed_total{side="source",via="none",link="none",outcome="here"}': 1,
-        'farfork_migration_downtime_seconds_count{side="source",via="none",link="none"}': 0})
+        'farfork_migration_failed_total{side="source",via="attach",link="none",outcome="here"}': 1,
+        'farfork_migration_downtime_seconds_count{side="source",via="attach",link="none"}': 0})
     with Move(t, a, *folder.option, name='m2') as m2:
         result = m2.end(0, 'there')
         check_left_here(t, a, m2)
@@ -165,20 +164,6 @@ def one_guest(t, folder):
         fork(t, folder, a)
         kill(os.path.join(t.work, 'run'), 'f')
         move(t, folder, a)
-
-
-def proxy(t, folder):
-    with two(t, 'metrics') as (a, b), proxies(t, a, b, more=folder.option) as (here, far):
-        source, dest = check_moved(a, b, here, far)
-        up = {'faults': (source['faults'], dest['faults']), 'processed_bytes': (256 << 20,) * 2}
-        want = {}
-        for i, side in enumerate(('source', 'destination')):
-            labels = f'{{side="{side}",via="proxy",link="tcp"}}'
-            want[f'farfork_migration_started_total{{side="{side}"}}'] = 1
-            want['farfork_migration_succeeded_total' + labels] = 1
-            for name, by in up.items():
-                want[f'farfork_migration_{name}_total{labels}'] = by[i]
-        folder.went_up(want)
 
 
 # --- monitoring ---
@@ -245,8 +230,6 @@ def run(t):
     folder = Folder(t)
     with t.case('a fork and moves'):
         one_guest(t, folder)
-    with t.case('farfork proxy'):
-        proxy(t, folder)
     with t.case('node_exporter reads it'):
         node_exporter(t, folder)
     with t.case('a reader of OpenMetrics reads it'):

@@ -11,7 +11,7 @@ import re
 import subprocess
 import common
 from common import Failed, Micro, check_ledger, hmp, migration, status, wait_for, wait_migration
-from stock_stream import Stock
+from stocks import Stock
 
 LOOK = os.path.join(common.BUILD, 'tests', 'e2e', 'outside_look')
 MIB = 1 << 20

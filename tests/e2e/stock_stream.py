@@ -11,16 +11,8 @@ import subprocess
 import sys
 import common
 from common import Failed, Micro, Moved, check_ledger, migration, say, wait_for, wait_migration
-from stocks import NEWEST, OLDEST, TRIXIE, qemu_of
+from stocks import KINDS, OLDEST, OTHERS, Stock
 
-# source, destination and the machine that both know
-OTHERS = ((TRIXIE, TRIXIE, 'q35'), (OLDEST, TRIXIE, 'pc-q35-7.2'), (NEWEST, NEWEST, 'q35'),
-          (TRIXIE, NEWEST, 'pc-i440fx-10.0'))
-KINDS = ('anon', 'memfd', 'hugetlb', 'file')
-BACKENDS = KINDS[:3]        # common.backend() knows them
-OTHER_BACKENDS = {'file': ('file', 'share=on,mem-path={path}'),
-                  'private file': ('file', 'share=off,mem-path={path}'),
-                  'private hugetlb': ('memfd', 'share=off,hugetlb=on,hugetlbsize=2M')}
 BETWEEN = os.path.join(common.BUILD, 'tests', 'e2e', 'stream_between')
 # pre-copy has to get ahead of the guest's writes
 PACED = 'report_ms=400 sweep=1 rate=20000 wss=20'
@@ -29,18 +21,6 @@ SLOW = {'max-bandwidth': 32 << 20, 'max-postcopy-bandwidth': 64 << 20}
 FAST = {'max-bandwidth': 0, 'downtime-limit': 300}
 
 
-class Stock(Micro):
-    """The micro guest in an unpacked QEMU of Debian's."""
-
-    def __init__(self, test, name, accel, memory='anon', stock=OLDEST, machine='pc', **more):
-        if memory not in BACKENDS:
-            kind, options = OTHER_BACKENDS[memory]
-            machine += ',memory-backend=ram'
-            more['extra'] = [*more.get('extra', ()), '-object',
-                             f'memory-backend-{kind},id=ram,size={more.get("mem_mib", 256)}M,'
-                             + options.format(path=f'{test.work}/{name}.mem')]
-            memory = 'anon'
-        super().__init__(test, name, accel, memory, machine=machine, qemu=qemu_of(stock), **more)
 
 
 def move_through(t, src, dst, postcopy):

@@ -4,8 +4,17 @@
 import os
 
 import common
+from common import Micro
 
 OLDEST, TRIXIE, NEWEST = 'stock-qemu', 'stock-qemu-trixie', 'stock-qemu-sid'
+# source, destination and the machine that both know
+OTHERS = ((TRIXIE, TRIXIE, 'q35'), (OLDEST, TRIXIE, 'pc-q35-7.2'), (NEWEST, NEWEST, 'q35'),
+          (TRIXIE, NEWEST, 'pc-i440fx-10.0'))
+KINDS = ('anon', 'memfd', 'hugetlb', 'file')
+BACKENDS = KINDS[:3]        # common.backend() knows them
+OTHER_BACKENDS = {'file': ('file', 'share=on,mem-path={path}'),
+                  'private file': ('file', 'share=off,mem-path={path}'),
+                  'private hugetlb': ('memfd', 'share=off,hugetlb=on,hugetlbsize=2M')}
 
 
 def qemu_of(stock):
@@ -17,3 +26,17 @@ def qemu_of(stock):
 def modules_of(stock):
     """What the program at its root's top tells it; who copies its command line has to, too."""
     return os.path.join(os.path.dirname(qemu_of(stock)), 'usr/lib/x86_64-linux-gnu/qemu')
+
+
+class Stock(Micro):
+    """The micro guest in an unpacked QEMU of Debian's."""
+
+    def __init__(self, test, name, accel, memory='anon', stock=OLDEST, machine='pc', **more):
+        if memory not in BACKENDS:
+            kind, options = OTHER_BACKENDS[memory]
+            machine += ',memory-backend=ram'
+            more['extra'] = [*more.get('extra', ()), '-object',
+                             f'memory-backend-{kind},id=ram,size={more.get("mem_mib", 256)}M,'
+                             + options.format(path=f'{test.work}/{name}.mem')]
+            memory = 'anon'
+        super().__init__(test, name, accel, memory, machine=machine, qemu=qemu_of(stock), **more)

@@ -18,7 +18,7 @@ COMPARES = re.compile(r'\bstr(?:str|casestr|n?cmp|n?casecmp)\s*\(')
 MESSAGE = re.compile(r'\bwhy(?:\.|->)text|\berr(?:\.|->)text|->error\b|"error-desc"|\breason\b|(?<!["-])\berror\b')
 # function: why it may
 MAY = {('control/move/move_parent.c', 'move_find_here'): 'it says nothing twice',
-       ('cli/cmd_doctor.c', 'check_proxy'): 'it shows a part'}
+       ('cli/cmd_doctor.c', 'check_attach'): 'it shows a part'}
 COMMENT = re.compile(r'/\*.*?\*/', re.S)
 
 

@@ -125,8 +125,8 @@ static void test_formats(void **state)
     gather(&list, METRIC_FORK_PAUSE, 0.003, NULL);
     gather(&list, METRIC_FORK_PAUSE, 10, NULL);
     gather(&list, METRIC_FORK_PAUSE, 11.5, NULL);
-    gather(&list, METRIC_MIGRATION_BYTES, 4096, "side", "source", "via", "proxy", NULL);
-    gather(&list, METRIC_MIGRATION_BYTES, 8192, "side", "source", "via", "proxy", NULL);
+    gather(&list, METRIC_MIGRATION_BYTES, 4096, "side", "source", "via", "attach", NULL);
+    gather(&list, METRIC_MIGRATION_BYTES, 8192, "side", "source", "via", "attach", NULL);
     gather(&list, METRIC_MIGRATION_LAST_TOTAL, 7, NULL);
     gather(&list, METRIC_MIGRATION_LAST_TOTAL, 5, NULL); /* a gauge: the last one */
     FF_AUTO_FREE char *prom = series_print(&list, false, &len);
@@ -136,7 +136,7 @@ static void test_formats(void **state)
         "# HELP farfork_migration_processed_bytes_total Guest memory that moves brought.\n"
         "# TYPE farfork_migration_processed_bytes_total counter\n"
         "# UNIT farfork_migration_processed_bytes_total bytes\n"
-        "farfork_migration_processed_bytes_total{side=\"source\",via=\"proxy\"} 12288\n"
+        "farfork_migration_processed_bytes_total{side=\"source\",via=\"attach\"} 12288\n"
         "# HELP farfork_migration_data_total_bytes Guest memory of the last move.\n"
         "# TYPE farfork_migration_data_total_bytes gauge\n"
         "# UNIT farfork_migration_data_total_bytes bytes\n"
