@@ -24,12 +24,12 @@ class LabMove(Move):
         super().__init__(t, a, '--options', options, host='hostb=10.8.0.2', launcher=('--launcher', launcher))
 
 
-def arrives(t, a, m):
+def arrives(t, a, m, name):
     result = m.end(0, 'there')
     if not logged(m, 'connected link=verbs', 'hostb'):
         raise Failed('it did not go over verbs')
     say(f'      {result["phases_ms"]}')
-    with there(t, 'moved', result) as b:
+    with there(t, name, result) as b:
         check_ledger(a, b, sweeps=1)
     return result
 
@@ -40,7 +40,7 @@ def moves(t, memory):
     with Parent(t, 'tcg', memory, mem_mib=MIB) as a:
         a.start_load()
         with LabMove(t, a) as m:
-            arrives(t, a, m)
+            arrives(t, a, m, memory)
 
 
 def outage(t):
@@ -50,7 +50,7 @@ def outage(t):
             wait_for('the guest there', 120, lambda: m.proc.poll() is None and logged(m, 'running', 'hostb'))
             with labplace.outage():
                 wait_for('a paused link', 30, lambda: logged(m, 'paused', 'hostb'))
-            if arrives(t, a, m)['breaks'] != 1:
+            if arrives(t, a, m, 'outage')['breaks'] != 1:
                 raise Failed(f'want 1 break: {m.result}')
 
 
