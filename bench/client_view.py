@@ -25,8 +25,8 @@ import linuxreport
 import measure
 import testbed
 import stats
+from beside import second_monitor
 from common import Failed, Linux, Skip
-from proxies import second_monitor
 
 NEED = ('mem', 'counter', 'disk')
 PROGRAMS = os.path.join(common.BUILD, 'bench')

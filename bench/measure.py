@@ -19,9 +19,9 @@ import common
 import procstat
 import report
 import stats
+from beside import second_monitor
 from common import Failed, Micro
 from peers import ATTACH
-from proxies import second_monitor
 from qemu import GuestError
 
 SLOT_MS = 100
@@ -142,15 +142,17 @@ def listen(t, src, dst, peer):
 def wait_end(guest, end_s):
     """query-migrate once its migration has ended, or by that time. A link of our transport that breaks ends
     nothing: another one is waited for, and how long that takes does not count."""
-    last_s = end_s + PAUSE_S * common.place.patience
+    last_s, looked_s = end_s + PAUSE_S * common.place.patience, time.monotonic()
     while True:
         info = common.migration(guest)
         paused = info.get('status') == 'postcopy-paused' and 'x-rdma-postcopy' in info
         if info.get('status') in common.ENDED and not paused:
             return info
-        end_s = min(end_s + (POLL_S if paused else 0), last_s)
-        if time.monotonic() > end_s:
+        now = time.monotonic()
+        end_s = min(end_s + (now - looked_s if paused else 0), last_s)
+        if now > end_s:
             return info
+        looked_s = now
         time.sleep(POLL_S)
 
 
@@ -396,7 +398,7 @@ def one_move(t, guest, peer, qemu, number, times, measure=move_and_measure):
     if run['ledger'] not in ('ok', 'unknown'):
         run.update(outcome='failed', why=f'the guest found its memory wrong: {run["ledger"]}')
     for x in 'ab':
-        for suffix in ('console', 'stderr', 'qmp', 'proxy', 'stream'):
+        for suffix in ('console', 'stderr', 'qmp', 'second', 'stream'):
             path = os.path.join(t.work, f'{number}{x}.{suffix}')
             if os.path.exists(path):
                 os.unlink(path)

@@ -13,8 +13,8 @@ import tempfile
 import time
 
 import common
+from beside import Beside
 from common import Failed
-from proxies import Proxy
 from stocks import qemu_of
 
 STOCK = {'pre-copy': 'precopy', 'multifd': 'multifd', 'post-copy': 'postcopy',
@@ -106,17 +106,11 @@ class ByAttaching:
 
     def __init__(self, t, dst, options):
         self.t, self.options, self.ended = t, options, {}
-        self.beside = [self.start(dst, 'destination', 0)]
+        self.beside = [Beside(t, dst, 'destination', f'{common.place.host}:0{options}')]
         self.port = self.beside[0].wait('listening')['port']
 
-    def start(self, guest, side, port):
-        """--keep: the QEMU at the source is not ended, as it is not by its own ways; that would cost CPU time."""
-        path = os.path.join(os.path.dirname(guest.console), f'{guest.name}.stream')
-        return Proxy(self.t, guest, side, f'{common.place.host}:{port}{self.options}', path,
-                     ['--attach', *(['--keep'] if side == 'source' else [])], space=guest.pid)
-
     def begin(self, src):
-        self.beside.append(self.start(src, 'source', self.port))
+        self.beside.append(Beside(self.t, src, 'source', f'{common.place.host}:{self.port}{self.options}'))
 
     def pids(self):
         """The destination's first, the source's if it has begun."""
@@ -141,10 +135,7 @@ class ByAttaching:
     def close(self):
         """What they counted, if they have ended by themselves."""
         for p in self.beside:
-            with p:
-                pass
-            for thread in p.threads:
-                thread.join()
+            p.close()
 
     def numbers(self, _info):
         return (self.beside[0].find('ended') or {}).get('engine')

@@ -25,10 +25,10 @@ import linuxreport                                          # noqa: E402
 import measure                                              # noqa: E402
 import report                                               # noqa: E402
 import warm                                                 # noqa: E402
+from beside import monitor_path, second_monitor             # noqa: E402
 from common import Failed, Linux, Skip, wait_for            # noqa: E402
 from forks import VMCLONE                                   # noqa: E402
 from peers import Peer                                      # noqa: E402
-from proxies import monitor_path, second_monitor            # noqa: E402
 
 WIDTH = 80
 LIMIT_S = 900           # it takes less than 90; a link that breaks is waited for

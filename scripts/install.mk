@@ -14,7 +14,7 @@ FIREWALLD = $(if $(filter /usr,$(PREFIX)),/usr/lib,$(SYSCONFDIR))/firewalld/serv
 INSTALLED = $(DESTDIR)$(PREFIX)
 INSTALLED_LIB = $(DESTDIR)$(LIBDIR)
 INSTALL_SHARE := $(wildcard bench/*.py) demo/demo.py $(addprefix \
-    tests/e2e/,common.py counted.py proxies.py stocks.py) guest/farfork-guest $(addprefix \
+    tests/e2e/,common.py counted.py stocks.py) guest/farfork-guest $(addprefix \
     tests/guests/,micro/qemu.py micro/report.py linux/linuxguest.py linux/linuxreport.py linux/netlab linux/tcpclient.py)
 QEMU_MODULES = $(filter-out %-s390x-virtio-gpu-ccw.so,$(wildcard $(addprefix \
     $(QEMU_DIR)/build/,accel-*.so block-*.so hw-*.so ui-*.so)))
