@@ -61,11 +61,13 @@ int move_check_argv(struct move *m, struct ff_error *why)
 }
 
 /* Its QEMU may make the file of until-go somewhere else than where the agent looks: a program starts
- * it, it changes its user, or its root */
+ * it, it changes its user, or its root. The process beside it does not */
 static bool has_other_files(const struct move *m)
 {
     bool other = m->s.o.qemu;
 
+    if (m->via == VIA_ATTACH)
+        return false;
     for (size_t i = 0; i < m->argv.n && !other; i++) {
         const char *w = m->argv.v[i] + (m->argv.v[i][0] == '-' && m->argv.v[i][1] == '-');
         const char *value = !strcmp(w, "-run-with") && i + 1 < m->argv.n ? m->argv.v[i + 1] : "";
