@@ -166,18 +166,31 @@ int outside_find_span(const struct outside_vma *v, unsigned n, const struct outs
     return 0;
 }
 
+/* @at of a block that ends at @end: the next byte of it that is not mapped, or @end */
+static uint64_t first_hole(const struct outside_vma *v, unsigned n, uint64_t at, uint64_t end)
+{
+    for (unsigned i = 0; i < n && at < end; i++)
+        if (v[i].start <= at && v[i].end > at)
+            at = v[i].end;
+    return at < end ? at : end;
+}
+
 int outside_check_mapped(const struct outside_vma *v, unsigned n, const struct outside_block *b,
                          struct ff_error *err)
 {
-    struct outside_block all = *b;
+    const uint64_t end = b->hva + FF_MAX(b->len_bytes, b->max_bytes);
     struct outside_span span;
     int rc;
 
-    all.len_bytes = FF_MAX(b->len_bytes, b->max_bytes);
-    if ((rc = outside_find_span(v, n, &all, &span, err)))
+    /* a child's, and a parent's that was forked, has another memory behind what it uses */
+    if ((rc = outside_find_span(v, n, b, &span, err)))
         return rc;
+    const uint64_t hole = first_hole(v, n, b->hva, end);
+    if (hole < end)
+        return ff_error_set(err, ENOENT, "memory of %s: find it: a hole at 0x%" PRIx64 " (block 0x%" PRIx64
+                            ", up to 0x%" PRIx64 ")", b->name, hole, b->hva, end);
     for (unsigned i = 0; i < n; i++) {
-        if (v[i].end <= all.hva || v[i].start >= all.hva + all.len_bytes)
+        if (v[i].end <= b->hva || v[i].start >= end)
             continue;
         if (v[i].name[0] == '[' && strncmp(v[i].name, "[anon", 5))
             return ff_error_set(err, ENOENT, "memory of %s: find it: 0x%" PRIx64 " is in %s",

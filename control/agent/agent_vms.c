@@ -202,6 +202,20 @@ static void reap_others(struct agent_vms *k)
     }
 }
 
+/* Who was to bring it a guest has ended, and nobody may run it: its source is to hear that it never did. Whether one
+ * has not ended yet */
+static bool end_never_run(const struct agent_vms *k)
+{
+    bool any = false;
+
+    for (size_t i = 0; i < k->n; i++)
+        if (k->v[i].state != AGENT_VM_ENDED && rundir_was_left(k->v[i].until_go) == LEFT_YES) {
+            agent_vm_kill(&k->v[i]);
+            any = true;
+        }
+    return any;
+}
+
 bool agent_vms_reap(struct agent_vms *k)
 {
     siginfo_t ended;
@@ -214,6 +228,8 @@ bool agent_vms_reap(struct agent_vms *k)
         if (vm->state == AGENT_VM_ENDED ||
             waitid(P_PID, (id_t)vm->pid, &ended, WEXITED | WNOHANG | WNOWAIT) || !ended.si_pid)
             continue;
+        if (vm->is_side && end_never_run(k))
+            continue; /* that is said first */
         agent_vm_kill(vm); /* what is left of its group, while the number is still its own */
         if (waitpid(vm->pid, &status, WNOHANG) != vm->pid)
             continue;

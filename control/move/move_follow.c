@@ -67,6 +67,11 @@ static bool is_alone_there(const struct move *m, const char *has, const char *mo
     return is(move, "postcopy-paused") && !is(has, "inmigrate");
 }
 
+static bool side_there_has_ended(struct move *m)
+{
+    return m->via == VIA_ATTACH && (move_side(m)->state == VM_FAILED || move_side(m)->state == VM_ENDED);
+}
+
 /* What it says of the guest and of the move; false: it is not decided there, or it does not say */
 static bool on_events_there(struct move *m, struct ff_error *why)
 {
@@ -83,6 +88,12 @@ static bool on_events_there(struct move *m, struct ff_error *why)
             return false;
         }
         move_end_with(m, MOVE_LOST, "the guest had left %s for home, and the QEMU here has ended with it", host);
+        return true;
+    }
+    if (side_there_has_ended(m) && !move_side(m)->ended_well && !is(has, "inmigrate")) {
+        move_end_with(m, MOVE_BROKEN,
+            "the process beside its QEMU on %s has ended: %s: the guest is there (%s), and a CPU that touches missing memory "
+            "waits for ever: save what you can from inside, then start the guest anew", host, move_side(m)->error, has);
         return true;
     }
     if (is(move, "completed")) {
@@ -271,7 +282,7 @@ static bool may_resume(struct move *m)
     if (move_host(m)->state != HOST_FAILED && move_child(m)->end_unclear)
         return false;
     return !left && ff_now_ms() < m->until_ms && !move_child(m)->shut_down &&
-           (move_child(m)->state != VM_FAILED || move_host(m)->state == HOST_FAILED);
+           ((move_child(m)->state != VM_FAILED && !side_there_has_ended(m)) || move_host(m)->state == HOST_FAILED);
 }
 
 /* true: it is decided */
@@ -520,9 +531,10 @@ static void finish_move(struct move *m)
     move_attach_over(m);
     if (process_look(m->s.parent_pid, m->s.parent_start) == PROCESS_GONE) {
         m->s.parent_gone = true;
-        session_note(&m->s, "the QEMU here (pid %d) has ended by itself during the move; all that "
-                               "the guest needs was there, or in its memory's file",
-                 (int)m->s.parent_pid);
+        if (m->via != VIA_ATTACH) /* else it was ended */
+            session_note(&m->s, "the QEMU here (pid %d) has ended by itself during the move; all that "
+                                   "the guest needs was there, or in its memory's file",
+                     (int)m->s.parent_pid);
     } else {
         move_end_source(m);
     }

@@ -9,7 +9,7 @@ import os
 import signal
 
 import common
-from attaching import Move, Parent, folder_there, logged, side_here
+from attaching import Move, Parent, folder_there, logged, side_here, side_there
 from common import Failed, check_ledger, status, wait_for
 from farfork_move import There, check_here, listed, pid_there, say_phases, there
 from forked import SLOW
@@ -162,6 +162,19 @@ def after_go(t, accel, kills_here):
             raise Failed('the QEMU here runs')
 
 
+def side_there_dies(t, accel, kills, code, state, text):
+    """Before the guest may run it goes on here; later its QEMU there says `completed`, and has not all of its memory."""
+    with Parent(t, accel, 'anon') as a:
+        a.start_load()
+        with Move(t, a, faults=kills or SLOW) as m:
+            if not kills:
+                wait_for('the guest there', 20, lambda: m.proc.poll() is None and logged(m, 'running'))
+                os.kill(side_there(m), signal.SIGKILL)
+            m.end(code, state, text)
+            if state == 'here':
+                check_here(m, a)
+
+
 def run(t):
     accel = t.best_accel()
     for name, case in (
@@ -179,6 +192,9 @@ def run(t):
             ('farfork move is killed', lambda: mover_killed(t, accel)),
             ('the link breaks', lambda: link_breaks(t, accel)),
             ('who holds the QEMU here is killed', lambda: after_go(t, accel, True)),
+            ('who attaches there is killed with GO', lambda: side_there_dies(t, accel, 'dest.go=kill', 1, 'here',
+                                                                             'never ran the guest')),
+            ('who attaches there is killed', lambda: side_there_dies(t, accel, None, 3, 'broken', 'waits for ever')),
             ('the destination dies', lambda: after_go(t, accel, False))):
         with t.case(name):
             case()

@@ -38,6 +38,11 @@ def side_here(move):
     return next(pid for pid, _ in processes_of(move.base) if 'attach\0--source' in cmdline(pid))
 
 
+def side_there(move):
+    """The pid of the process beside the QEMU there."""
+    return next(pid for pid, _ in processes_of(move.base) if 'attach\0--destination' in cmdline(pid))
+
+
 def folder_there(move, host='h1'):
     return f'{move.base}/{move.name}/{host}'
 

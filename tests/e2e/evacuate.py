@@ -100,9 +100,15 @@ def tried(sockets):
     return n
 
 
+def held(guest):
+    """Its move has saved its state."""
+    with open(f'/proc/{guest.proc.pid}/stat', encoding='ascii') as f:
+        return f.read().rsplit(')', 1)[1].split()[0] == 't'
+
+
 def check_gone(t, base, parent, row, name):
     """Its QEMU here has ended, and it goes on there."""
-    if row['state'] != 'there' or parent.proc.wait(20) != 0:
+    if row['state'] != 'there' or parent.proc.wait(20) != -signal.SIGKILL:
         raise Failed(f'{row}')
     with There(t, name, row['move']['rundir'], row['move']['pid']) as b:
         check_ledger(parent, b, sweeps=1)
@@ -167,7 +173,7 @@ def stands_still(t, accel):
     with guests(t, accel, 48, 32) as vms:
         e = Evacuation(t, '--jobs', '1', HOSTS[0], faults='evacuate.still=fail', launcher=(
             '--launcher', f'{ANOTHER} FARFORK_FAILPOINTS=dest.state=delay:2000000 {{cmd}}'))
-        wait_for('a move', 30, lambda: vms[0].qmp('query-migrate').get('status') in ('active', 'device'))
+        wait_for('a move', 30, lambda: held(vms[0]))
         with open(f'/proc/{e.proc.pid}/task/{e.proc.pid}/children', encoding='ascii') as f:
             move = int(f.read().split()[0])
         os.kill(move, signal.SIGSTOP)
@@ -244,7 +250,7 @@ def ended_meanwhile(t, accel):
     """A guest that has ended when it is its turn is gone, too."""
     with guests(t, accel, 48, 32) as vms:
         e = Evacuation(t, '--jobs', '1', HOSTS[0], faults='dest.state=delay:8000000')
-        wait_for('a move', 30, lambda: vms[0].qmp('query-migrate').get('status') in ('active', 'device'))
+        wait_for('a move', 30, lambda: held(vms[0]))
         vms[1].proc.kill()
         vms[1].proc.wait()
         rows, _ = e.end(0)
@@ -258,7 +264,7 @@ def interrupted(t, accel):
     with guests(t, accel, 32, 32, 32) as vms:
         e = Evacuation(t, *HOSTS, faults='dest.state=delay:8000000')
         wait_for('two moves', 30, lambda: len([
-            v for v in vms if v.qmp('query-migrate').get('status') in ('active', 'device')]) == 2)
+            v for v in vms if held(v)]) == 2)
         for _ in range(3):              # the moves hear of the first alone
             e.proc.send_signal(signal.SIGTERM)
             time.sleep(0.1)

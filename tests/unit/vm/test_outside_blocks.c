@@ -96,6 +96,9 @@ static const char maps[] =
     "7f3000000000-7f3000100000 rw-p 00000000 00:00 0 \n"
     "7f3000100000-7f3000101000 ---p 00000000 00:00 0 \n"
     "7f3000101000-7f3000200000 r--p 00000000 00:00 0 \n"
+    /* a forked guest's: what is used is in the image */
+    "7f5000000000-7f5000020000 rw-p 00300000 00:01 2048 /memfd:farfork-image (deleted)\n"
+    "7f5000020000-7f5000200000 rw-p 00000000 00:00 0 \n"
     "7ffe00000000-7ffe00200000 rw-p 00000000 00:00 0    [stack]\n";
 
 static struct outside_block block_at(const char *name, uint64_t hva, uint64_t len, uint64_t max)
@@ -123,6 +126,8 @@ static void test_mapped(void **state)
         {0x7f3000000000, MIB, MIB, 0, NULL},
         {0x7f3000101000, 4096, 4096, 0, NULL},
         {0x7f3000000000, 2 * MIB, 2 * MIB, EACCES, "0x7f3000100000-0x7f3000101000"},
+        {0x7f5000000000, 0x20000, 2 * MIB, 0, NULL},
+        {0x7f5000000000, 0x21000, 2 * MIB, ENOENT, "other memory begins at 0x7f5000020000"},
         {0x555564529000, 4096, 4096, ENOENT, "[heap]"},
         {0x7ffe00000000, 4096, 4096, ENOENT, "[stack]"},
         {0x7f4000000000, 4096, 4096, ENOENT, "nothing is mapped"},
