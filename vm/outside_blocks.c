@@ -335,6 +335,6 @@ int outside_place(struct qmp *q, pid_t pid, struct outside_block *b, unsigned n,
     if (!rc && !is_told)
         rc = add_records(pid, v, n_vmas, b, n, err);
     for (unsigned i = 0; !rc && i < n; i++)
-        rc = outside_check_mapped(v, n_vmas, &b[i], err);
+        rc = outside_check_mapped(v, n_vmas, &b[i], is_told, err);
     return rc ? rc : outside_check_apart(b, n, err);
 }

@@ -175,7 +175,7 @@ static uint64_t first_hole(const struct outside_vma *v, unsigned n, uint64_t at,
     return at < end ? at : end;
 }
 
-int outside_check_mapped(const struct outside_vma *v, unsigned n, const struct outside_block *b,
+int outside_check_mapped(const struct outside_vma *v, unsigned n, const struct outside_block *b, bool is_told,
                          struct ff_error *err)
 {
     const uint64_t end = b->hva + FF_MAX(b->len_bytes, b->max_bytes);
@@ -192,7 +192,7 @@ int outside_check_mapped(const struct outside_vma *v, unsigned n, const struct o
     for (unsigned i = 0; i < n; i++) {
         if (v[i].end <= b->hva || v[i].start >= end)
             continue;
-        if (v[i].name[0] == '[' && strncmp(v[i].name, "[anon", 5))
+        if (v[i].name[0] == '[' && strncmp(v[i].name, "[anon", 5) && !(is_told && !strcmp(v[i].name, "[heap]")))
             return ff_error_set(err, ENOENT, "memory of %s: find it: 0x%" PRIx64 " is in %s",
                                 b->name, b->hva, v[i].name);
         if (!v[i].is_readable)
@@ -281,7 +281,7 @@ int outside_locate(pid_t pid, struct outside_block *b, struct ff_error *err)
         return outside_find_by_length(v, n, b, err);
     struct outside_block found = *b;
     found.hva = hva;
-    if (!(rc = outside_check_mapped(v, n, &found, err)))
+    if (!(rc = outside_check_mapped(v, n, &found, false, err)))
         b->hva = hva;
     return rc;
 }

@@ -36,9 +36,9 @@ int outside_read_maps(pid_t pid, bool flags, struct outside_vma **out, unsigned 
 int outside_find_span(const struct outside_vma *v, unsigned n, const struct outside_block *b,
                       struct outside_span *out, struct ff_error *err);
 
-/* Whether all of the block, as much as QEMU has mapped of it, is readable memory: 0; -ENOENT;
- * -EACCES */
-int outside_check_mapped(const struct outside_vma *v, unsigned n, const struct outside_block *b,
+/* Whether all of the block, as much as QEMU has mapped of it, is readable memory: 0; -ENOENT; -EACCES. @is_told: QEMU
+ * itself says where it is: then it may be in the heap, as tpm-ppi is */
+int outside_check_mapped(const struct outside_vma *v, unsigned n, const struct outside_block *b, bool is_told,
                          struct ff_error *err);
 
 /* Whether no two of these share bytes: 0; -ENOTUNIQ */

@@ -12,8 +12,8 @@ import time
 
 import common
 import linuxguest
+from attaching import Move
 from common import Failed, Micro, check_still_running, say, status, wait_for
-from farfork_move import Move
 from forked import ask
 from guest_identity import Linux
 from qemu import cpu_model

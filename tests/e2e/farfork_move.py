@@ -29,7 +29,7 @@ class Move:
     command = 'move'
 
     def __init__(self, t, parent, *args, host=HOST, launcher=ELSEWHERE, faults=None, name='m',
-                 prefix=(), via=os.environ.get('MOVE_VIA', 'transport'), **popen):
+                 prefix=(), via='transport', **popen):
         self.base, self.name, self.via = os.path.join(t.work, 'run'), name, via
         path = parent if isinstance(parent, str) else parent.second
         self.argv = common.place.argv(

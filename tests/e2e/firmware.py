@@ -13,8 +13,9 @@ import tempfile
 
 import common
 import forked
+from attaching import Move
 from common import Failed, Skip
-from farfork_move import Move, folder_of
+from farfork_move import folder_of
 from forked import Clone, Parent, check_nothing_left, check_result, kill
 from lineplace import OVMF, VARIABLES, Console, make_variables
 from farfork_visit import Visit, until

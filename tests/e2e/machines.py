@@ -15,8 +15,9 @@ import sys
 
 import common
 import forked
+from attaching import Move
 from common import Failed, check_ledger, hmp
-from farfork_move import Move, check_here, check_left_here, there
+from farfork_move import check_here, check_left_here, there
 from forked import ELSEWHERE, Child, Clone, Parent, check_nothing_left, check_result, kill, snapshot
 
 MIB, DIMM_MIB, MACHINE_MIB = 64, 32, 24

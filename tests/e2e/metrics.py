@@ -12,15 +12,16 @@ import urllib.error
 import urllib.request
 
 import common
+from attaching import Move
 from common import Failed, check_ledger, say, wait_for
-from farfork_move import Move, check_here, check_left_here, there
+from farfork_move import check_here, check_left_here, there
 from forked import ELSEWHERE, MIB, Child, Clone, Parent, check_result, kill, snapshot
 
 ROOT = os.path.abspath(os.path.join(common.BUILD, 'tests', 'e2e', 'node-exporter'))   # see e2e.mk
 EXPORTER = os.path.join(ROOT, 'usr', 'bin', 'prometheus-node-exporter')
 PYTHON = os.path.join(ROOT, 'usr', 'lib', 'python3', 'dist-packages')
 PROM, OPENMETRICS = 'farfork.prom', 'farfork.openmetrics'
-MOVED = 'side="source",via="transport",link="tcp"'
+MOVED = 'side="source",via="attach",link="tcp"'
 
 
 def read(*path):

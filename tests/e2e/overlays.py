@@ -14,8 +14,9 @@ import stat
 import subprocess
 
 import common
+from attaching import Move
 from common import Failed, say, wait_for
-from farfork_move import Move, listed
+from farfork_move import listed
 from forked import (Clone, Parent, alive, ask, check_nothing_left, check_result, kill,
                     run_vmclone)
 

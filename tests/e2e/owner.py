@@ -12,8 +12,8 @@ import shutil
 import signal
 
 import common
+from attaching import Move
 from common import Failed, Skip, wait_for
-from farfork_move import Move
 from forked import Clone, FakeParent, check_nothing_left, check_result
 
 OK, EMPTY = {'return': {}}, {'return': []}

@@ -8,8 +8,9 @@ that the filter ends a process for would end the QEMU, or what it forked. Limit:
 import json
 
 import common
+from attaching import Move
 from common import Failed, Micro, check_ledger, check_move, event_names
-from farfork_move import Move, there
+from farfork_move import there
 from forked import (Child, Clone, Parent, check_nothing_left, check_result, kill, run_vmclone,
                     snapshot)
 

@@ -13,8 +13,8 @@ import re
 import stat
 
 import common
+from attaching import Move
 from common import Failed
-from farfork_move import Move
 from forked import Clone, Parent, ask, check_nothing_left, check_result, kill
 
 

@@ -10,8 +10,8 @@ import subprocess
 
 import common
 import guest_identity
+from attaching import Move
 from common import Failed, Skip, wait_for
-from farfork_move import Move
 from forked import Clone, check_nothing_left, kill
 from linuxguest import APPEND
 from vmclone_linux import Child
