@@ -139,12 +139,13 @@ int ff_dest_request(struct ff_dest *d, unsigned region, uint64_t offset, struct 
 int ff_dest_wait_complete(struct ff_dest *d, int timeout_ms, struct ff_error *err);
 
 /**
- * ff_dest_refuse() - after GO: the guest is lost here, and its source is to hear that
+ * ff_dest_refuse() - the source is to hear why nothing becomes of the move here
  *
- * Ends the link, waits for the source to come back, and answers with this reason. The source's
- * ff_source_resume() returns -EREMOTEIO then. Nothing but ff_dest_free() may follow.
+ * Before ff_dest_ready(): what it waits for fails with -EREMOTEIO and this reason, unless the link is broken.
+ * After GO: the guest is lost here. Ends the link, waits for the source to come back, and answers with this reason. The
+ * source's ff_source_resume() returns -EREMOTEIO then. Nothing but ff_dest_free() may follow.
  *
- * Return: 0: the source has come, and was told; -ETIMEDOUT
+ * Return: 0: the source has come, and was told; or before ff_dest_ready(); -ETIMEDOUT
  */
 int ff_dest_refuse(struct ff_dest *d, const char *why, int timeout_ms, struct ff_error *err);
 

@@ -419,6 +419,10 @@ int ff_dest_refuse(struct ff_dest *d, const char *text, int timeout_ms, struct f
 {
     int rc;
 
+    if (!d->ready) { /* it waits for an answer, over the link that there is */
+        ff_control_refuse(&d->ctl, text);
+        return 0;
+    }
     d->lost_why = text;
     do
         rc = ff_dest_recover(d, timeout_ms, err);

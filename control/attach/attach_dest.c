@@ -150,6 +150,8 @@ static int follow_dest(struct attach *a)
     else
         rc = wait_go(a, &why);
     if (rc) {
+        if (a->dest && !ff_dest_is_ready(a->dest))
+            ff_dest_refuse(a->dest, why.text, 0, NULL);
         attach_fail(a, &why);
         attach_say_why(a, "failed", &why);
         if (a->listens) /* it has nobody else's guest */

@@ -55,9 +55,19 @@ static int open_dest(struct attach *a, struct ff_error *err)
 static int watch_memory(struct attach *a, struct ff_error *err)
 {
     struct watch *w = &a->watch;
+    struct watch_device d;
 
-    return a->o->watcher ? watcher_begin(w, a->o->watcher, a->pid, a->main, a->n_main, err)
-                         : watch_begin(w, a->pid, 0, a->main, a->n_main, err);
+    pthread_mutex_lock(&a->qmp_lock);
+    int rc = watch_pass_device(a->q, &d, err);
+    pthread_mutex_unlock(&a->qmp_lock);
+    if (rc)
+        return rc;
+    rc = a->o->watcher ? watcher_begin(w, a->o->watcher, a->pid, d.there, a->main, a->n_main, err)
+                       : watch_begin(w, a->pid, 0, d.there, a->main, a->n_main, err);
+    pthread_mutex_lock(&a->qmp_lock);
+    watch_drop_device(a->q, &d);
+    pthread_mutex_unlock(&a->qmp_lock);
+    return rc;
 }
 
 static int take_state(struct attach *a, struct ff_error *err)

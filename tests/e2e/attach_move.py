@@ -70,7 +70,7 @@ def paused(t, accel):
         a.start_load()
         a.qmp('stop')
         with Move(t, a, faults='dest.ready=fail@1') as m:
-            m.end(1, 'here', 'the peer closed')
+            m.end(1, 'here', 'ready: injected')
         if status(a) != 'paused':
             raise Failed(f'it is {status(a)} here')
         with Move(t, a) as m:
@@ -183,7 +183,7 @@ def run(t):
             ('10.0, q35, 4 CPUs, VGA', lambda: moves(t, Newer(t, accel), 'newer')),
             ('paused', lambda: paused(t, accel)),
             ('the state is not saved', lambda: stays(t, accel, 'attach.state=fail@1', 'injected')),
-            ('the destination fails', lambda: stays(t, accel, 'dest.ready=fail@1', 'the peer closed')),
+            ('the destination fails', lambda: stays(t, accel, 'dest.ready=fail@1', 'the peer ended it: destination: ready: injected')),
             ('GO is lost', lambda: stays(t, accel, 'source.gone=fail@1', 'never got GO')),
             ('who attaches here is killed', lambda: killed(t, accel)),
             ('refused', lambda: refused(t, accel)),

@@ -5,12 +5,17 @@
 /**
  * DOC: Theory of Operation
  *
- * Picture      userfaultfd(2), called there; a duplicate here; through that the API, and each block
+ * Picture      a userfaultfd, made there; a duplicate here; through that the API, and each block
  *              registered for missing pages; madvise(2) there: the pages go
+ *
+ *              It is made by an ioctl(2) of /dev/userfaultfd, which this process has opened and passed by add-fd: it
+ *              belongs to the memory of the process that makes the call, not of the one that opened the device. So
+ *              that process need not have the right to open it, nor the device in its mount namespace. Without
+ *              the device, by userfaultfd(2).
  * Invariants   1. Memory is watched before it is emptied: nobody puts a page there in between.
  *              2. That process has a descriptor of its own until watch_end(): the watch outlives this process.
- * Limits       That process needs the right to make one that reports faults inside the kernel: CAP_SYS_PTRACE, or
- *              vm.unprivileged_userfaultfd.
+ * Limits       It has to report faults inside the kernel, as KVM's are. Without the device that process needs the right to
+ *              make such a one: CAP_SYS_PTRACE, or vm.unprivileged_userfaultfd.
  * Sources      userfaultfd(2), ioctl_userfaultfd(2), madvise(2)
  */
 #include <errno.h>
@@ -20,23 +25,75 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "autojson.h"
 #include "cleanup.h"
 #include "inject.h"
 #include "watch.h"
+#include "xalloc.h"
 
 #ifndef MADV_DONTNEED_LOCKED
 #define MADV_DONTNEED_LOCKED 24
 #endif
 
+#ifndef USERFAULTFD_IOC_NEW /* Linux 6.1 */
+#define USERFAULTFD_IOC_NEW _IO(0xAA, 0x00)
+#endif
+
+#define DEVICE "/dev/userfaultfd"
 #define PART_BYTES (1ull << 30) /* one call frees so much: a call has a limit of time */
 
-struct empty {
+struct begin {
     struct watch *w;
+    int device;            /* its number there; -1: none */
     const bool *is_shared; /* of each block */
 };
+
+/* --- the device --- */
+
+int watch_pass_device(struct qmp *q, struct watch_device *d, struct ff_error *err)
+{
+    FF_AUTO_CLOSE int fd = open(DEVICE, O_RDWR | O_CLOEXEC);
+    FF_AUTO_JSON json_t *added = NULL;
+
+    *d = (struct watch_device){.there = -1};
+    if (fd < 0) /* perhaps userfaultfd(2) is permitted there */
+        return 0;
+    int rc = qmp_command_with_fd(q, "add-fd", NULL, fd, &added, err);
+    if (rc)
+        return ff_error_context(err, "QEMU: pass " DEVICE);
+    const json_t *set = json_object_get(added, "fdset-id"), *there = json_object_get(added, "fd");
+    if (!json_is_integer(set) || !json_is_integer(there))
+        return ff_error_set(err, EPROTO, "QEMU: pass " DEVICE ": add-fd: the answer has no fdset-id, or no fd");
+    *d = (struct watch_device){.set = json_integer_value(set), .there = (int)json_integer_value(there)};
+    return 0;
+}
+
+void watch_drop_device(struct qmp *q, struct watch_device *d)
+{
+    if (d->there >= 0) /* where this fails, it goes with the monitor's last client */
+        qmp_command(q, "remove-fd", json_pack("{sI}", "fdset-id", (json_int_t)d->set), NULL, NULL);
+    d->there = -1;
+}
+
+/* What an ioctl(2) does depends on what it is called with */
+static int check_device(pid_t pid, int there, struct ff_error *err)
+{
+    FF_AUTO_FREE char *path = xprintf("/proc/%d/fd/%d", (int)pid, there);
+    struct stat is, want;
+
+    if (stat(DEVICE, &want))
+        return ff_error_set(err, errno, DEVICE ": %s", strerror(errno));
+    if (stat(path, &is))
+        return ff_error_set(err, errno, "%s: %s", path, strerror(errno));
+    return S_ISCHR(is.st_mode) && is.st_rdev == want.st_rdev ? 0
+               : ff_error_set(err, EINVAL, "process %d: its descriptor %d is not " DEVICE, (int)pid, there);
+}
+
+/* --- begin --- */
 
 static int check_can_watch(pid_t pid, const struct outside_block *b, bool *is_shared, struct ff_error *err)
 {
@@ -59,19 +116,23 @@ static int check_can_watch(pid_t pid, const struct outside_block *b, bool *is_sh
 
 static int make_there(struct inject *in, void *opaque, struct ff_error *err)
 {
-    const uint64_t args[INJECT_ARGS] = {O_CLOEXEC | O_NONBLOCK};
-    struct empty *e = opaque;
+    const uint64_t flags = O_CLOEXEC | O_NONBLOCK; /* without UFFD_USER_MODE_ONLY: KVM's faults are the kernel's */
+    struct begin *b = opaque;
+    const uint64_t by_device[INJECT_ARGS] = {(uint64_t)b->device, USERFAULTFD_IOC_NEW, flags};
+    const uint64_t by_call[INJECT_ARGS] = {flags};
     int64_t fd;
-    int rc = inject_call(in, SYS_userfaultfd, args, &fd, err);
+    int rc = b->device >= 0 ? inject_call(in, SYS_ioctl, by_device, &fd, err)
+                            : inject_call(in, SYS_userfaultfd, by_call, &fd, err);
 
     if (rc)
         return rc;
     if (fd == -EPERM)
-        return ff_error_set(err, EPERM, "process %d may make no userfaultfd: set vm.unprivileged_userfaultfd=1 (sysctl), "
-                            "or run that QEMU as root", (int)e->w->pid);
+        return ff_error_set(err, EPERM, "process %d may make no userfaultfd: give the user that runs farfork access to "
+                            DEVICE " (see farfork doctor), or run that QEMU as root, or set "
+                            "vm.unprivileged_userfaultfd=1 (sysctl)", (int)b->w->pid);
     if (fd < 0)
-        return ff_error_set(err, (int)-fd, "process %d: make a userfaultfd: %s", (int)e->w->pid, strerror((int)-fd));
-    e->w->there = (int)fd;
+        return ff_error_set(err, (int)-fd, "process %d: make a userfaultfd: %s", (int)b->w->pid, strerror((int)-fd));
+    b->w->there = (int)fd;
     return 0;
 }
 
@@ -110,7 +171,7 @@ static int empty_part(struct inject *in, const struct outside_block *b, uint64_t
 
 static int empty_there(struct inject *in, void *opaque, struct ff_error *err)
 {
-    const struct empty *e = opaque;
+    const struct begin *e = opaque;
     int rc = 0;
 
     for (unsigned i = 0; i < e->w->n && !rc; i++) {
@@ -122,11 +183,11 @@ static int empty_there(struct inject *in, void *opaque, struct ff_error *err)
     return rc;
 }
 
-int watch_begin(struct watch *w, pid_t pid, unsigned filters, const struct outside_block *b, unsigned n,
+int watch_begin(struct watch *w, pid_t pid, unsigned filters, int device, const struct outside_block *b, unsigned n,
                 struct ff_error *err)
 {
     FF_AUTO_FREE bool *is_shared = calloc(n + 1, sizeof(*is_shared));
-    struct empty e = {w, is_shared};
+    struct begin e = {w, device, is_shared};
     int rc = 0;
 
     *w = (struct watch){.pid = pid, .fd = -1, .there = -1, .by = -1, .filters = filters, .blocks = b, .n = n};
@@ -134,6 +195,8 @@ int watch_begin(struct watch *w, pid_t pid, unsigned filters, const struct outsi
         return ff_error_set(err, ENOMEM, "watch: out of memory");
     for (unsigned i = 0; i < n && !rc; i++)
         rc = check_can_watch(pid, &b[i], &is_shared[i], err);
+    if (!rc && device >= 0)
+        rc = check_device(pid, device, err);
     if (!rc)
         rc = inject_run(pid, filters, make_there, &e, err);
     if (!rc)

@@ -29,6 +29,8 @@ struct block {
 
 struct request {
     uint32_t pid, n;
+    int32_t device; /* its number there; -1: none */
+    uint32_t reserved;
     struct block block[BLOCKS_MAX];
 };
 
@@ -91,7 +93,8 @@ static void serve_one(int fd, pid_t agent)
         b[i].psize = q.block[i].psize;
     }
     a.rc = is_descendant((pid_t)q.pid, agent)
-               ? watch_begin(&w, (pid_t)q.pid, filters > 0 ? (unsigned)filters + SANDBOX_FILTERS : 0, b, q.n, &why)
+               ? watch_begin(&w, (pid_t)q.pid, filters > 0 ? (unsigned)filters + SANDBOX_FILTERS : 0, q.device, b, q.n,
+                             &why)
                : ff_error_set(&why, EPERM, "process %u is none that the agent has started", q.pid);
     a.there = w.there;
     snprintf(a.text, sizeof(a.text), "%s", a.rc ? why.text : "");
@@ -152,7 +155,7 @@ static int watcher_answer(struct watch *w, struct answer *a, struct ff_error *er
     return a->rc ? ff_error_set(err, a->rc < 0 ? -a->rc : EIO, "%s", a->text) : 0;
 }
 
-int watcher_begin(struct watch *w, const char *path, pid_t pid, const struct outside_block *b, unsigned n,
+int watcher_begin(struct watch *w, const char *path, pid_t pid, int device, const struct outside_block *b, unsigned n,
                   struct ff_error *err)
 {
     static struct request q;
@@ -163,6 +166,7 @@ int watcher_begin(struct watch *w, const char *path, pid_t pid, const struct out
         return ff_error_set(err, E2BIG, "watcher: %u blocks of memory (permitted: %u)", n, BLOCKS_MAX);
     q.pid = (uint32_t)pid;
     q.n = n;
+    q.device = device;
     for (unsigned i = 0; i < n; i++) {
         q.block[i] = (struct block){b[i].hva, b[i].len_bytes, b[i].psize, 0, ""};
         snprintf(q.block[i].name, NAME_LEN, "%.*s", NAME_LEN - 1, b[i].name);

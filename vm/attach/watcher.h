@@ -9,13 +9,14 @@
  *              over had every process of its user. What it needs of that is little: memory of a QEMU
  *              that it has started is to be watched. A process that it starts before it is confined
  *              does that, and nothing else.
- * Picture      farfork proxy --unix--> watcher --ptrace--> QEMU
+ * Picture      farfork attach --unix--> watcher --ptrace--> QEMU
  *                  ^                                        |
  *                  +------------- its userfaultfd ----------+
  * Invariants   1. Who asks, and the process that is to be watched, are the agent's descendants and its user's.
  *              2. The watcher reads one message of fixed form, bounded before anything is allocated, and
  *                 opens no file that a message names.
- *              3. The calls are userfaultfd(2), madvise(2) and close(2), with addresses that /proc/PID/maps has.
+ *              3. The calls are userfaultfd(2), or ioctl(2) of what is /dev/userfaultfd there, madvise(2) and
+ *                 close(2), with addresses that /proc/PID/maps has.
  * Limits       It serves one at a time, as long as that stays connected: a move has one QEMU.
  */
 #ifndef FF_VM_ATTACH_WATCHER_H
@@ -28,7 +29,7 @@
 void watcher_serve(int listener, int alive, pid_t agent);
 
 /* As watch_begin(), by the watcher that listens at @path. -ECONNREFUSED, -ENOENT: there is none; -ETIMEDOUT */
-int watcher_begin(struct watch *w, const char *path, pid_t pid, const struct outside_block *b, unsigned n,
+int watcher_begin(struct watch *w, const char *path, pid_t pid, int device, const struct outside_block *b, unsigned n,
                   struct ff_error *err);
 
 #endif

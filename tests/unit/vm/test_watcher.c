@@ -7,6 +7,7 @@
  */
 #include "unit.h"
 
+#include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -18,12 +19,14 @@
 
 #define PAGES 16u
 #define PAGE 4096u
+#define OTHER 4242
 
 static struct ff_error err;
 static char folder[] = "/tmp/ff-watcher-XXXXXX", path[64];
 static struct outside_block block = {.name = "ram", .len_bytes = PAGES * PAGE, .max_bytes = PAGES * PAGE, .psize = PAGE};
 static pid_t watcher, owner;
 static int alive, go, told;
+static int device = -1; /* /dev/userfaultfd: the owner has it, too */
 
 static pid_t start_watcher(pid_t agent)
 {
@@ -55,6 +58,8 @@ static void own(int from, int to)
     uint8_t page;
 
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    (void)!setresuid(OTHER, OTHER, OTHER); /* who may make no userfaultfd */
+    prctl(PR_SET_DUMPABLE, 1);
     memset(at, 7, block.len_bytes);
     while (read(from, &page, 1) == 1)
         if (write(to, at + page * PAGE, 1) != 1)
@@ -78,6 +83,7 @@ static int setup(void **state)
 
     if (!mkdtemp(folder) || pipe(to) || pipe(from))
         return -1;
+    device = open("/dev/userfaultfd", O_RDWR);
     void *at = mmap(NULL, block.len_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     block.hva = (uintptr_t)at;
     owner = fork();
@@ -127,7 +133,7 @@ static int ask_for_owner(void)
 {
     struct watch w;
 
-    if (watcher_begin(&w, path, owner, &block, 1, &err))
+    if (watcher_begin(&w, path, owner, device, &block, 1, &err))
         return 1;
     install(w.fd, 3, 9);
     if (ask_owner(3) != 9)
@@ -156,8 +162,8 @@ static int in_child(int (*fn)(void))
 static void test_watches(void **state)
 {
     (void)state;
-    if (geteuid()) {
-        print_message("      skipped: run it as root, or set vm.unprivileged_userfaultfd=1\n");
+    if (geteuid() || device < 0) {
+        print_message("      skipped: run it as root, on Linux 6.1 or newer: it needs /dev/userfaultfd\n");
         skip();
     }
     watcher = start_watcher(getpid());
@@ -165,11 +171,31 @@ static void test_watches(void **state)
     check_watcher_ends();
 }
 
+/* A descriptor of something else: no ioctl(2) of that is called there */
+static int ask_by_other_device(void)
+{
+    struct watch w;
+
+    return watcher_begin(&w, path, owner, 0, &block, 1, &err) == -EINVAL ? 0 : 1;
+}
+
+static void test_other_device(void **state)
+{
+    (void)state;
+    if (access("/dev/userfaultfd", F_OK)) {
+        print_message("      skipped: it needs /dev/userfaultfd, of Linux 6.1 or newer\n");
+        skip();
+    }
+    watcher = start_watcher(getpid());
+    assert_int_equal(in_child(ask_by_other_device), 0);
+    check_watcher_ends();
+}
+
 static int ask_for_parent(void)
 {
     struct watch w;
 
-    return watcher_begin(&w, path, getppid(), &block, 1, &err) == -EPERM && strstr(err.text, "none that") ? 0 : 1;
+    return watcher_begin(&w, path, getppid(), -1, &block, 1, &err) == -EPERM && strstr(err.text, "none that") ? 0 : 1;
 }
 
 /* The agent itself is no descendant of its own */
@@ -185,7 +211,7 @@ static int ask_from_elsewhere(void)
 {
     struct watch w;
 
-    return watcher_begin(&w, path, owner, &block, 1, &err) == -EPIPE ? 0 : 1;
+    return watcher_begin(&w, path, owner, -1, &block, 1, &err) == -EPIPE ? 0 : 1;
 }
 
 static void test_no_descendant_asks(void **state)
@@ -231,6 +257,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_watches),
+        cmocka_unit_test(test_other_device),
         cmocka_unit_test(test_not_the_agents),
         cmocka_unit_test(test_no_descendant_asks),
         cmocka_unit_test(test_nonsense),
