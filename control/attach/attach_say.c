@@ -58,7 +58,8 @@ json_t *attach_numbers(struct attach *a)
         {"discarded-bytes", st.bytes_discarded},
         {"start-time", a->run_ns ? a->run_ns - a->begin_ns : 0},
     };
-    json_t *o = json_pack("{ss}", "link-detail", detail);
+    const char *link = a->source ? ff_source_link(a->source) : a->dest ? ff_dest_link(a->dest) : "none";
+    json_t *o = json_pack("{ss ss}", "link", link, "link-detail", detail);
 
     for (size_t i = 0; i < FF_ARRAY_LEN(numbers); i++)
         json_object_set_new(o, numbers[i].name, json_integer((json_int_t)numbers[i].value));
