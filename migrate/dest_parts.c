@@ -10,17 +10,30 @@
 
 void dest_drop_parts(struct ff_dest *d)
 {
-    for (unsigned i = 0; i < d->pager.n_regions; i++)
-        ff_parts_free(&d->pager.region[i].parts);
+    for (unsigned i = 0; i < d->pager.n_regions; i++) {
+        struct ff_parts *p = &d->pager.region[i].parts;
+        unsigned n = 0;
+        for (unsigned k = 0; k < p->n; k++)
+            if (p->part[k].rkey == FF_WIRE_PART_ZEROS)
+                p->part[n++] = p->part[k];
+        p->n = n;
+    }
+    d->n_parts = 0;
 }
 
-static unsigned count_parts(const struct ff_dest *d)
+/* They are so for the frozen image, and for good: @part is to be what the first link has said */
+static int check_zeros(const struct ff_dest *d, const struct ff_parts *p, const struct ff_part *part,
+                       const struct ff_wire_part *w, struct ff_error *err)
 {
-    unsigned n = 0;
+    const struct ff_part *was = ff_parts_find(p, part->first);
+    bool is_known = was && was->rkey == part->rkey && was->first == part->first && was->end == part->end;
 
-    for (unsigned i = 0; i < d->pager.n_regions; i++)
-        n += d->pager.region[i].parts.n;
-    return n;
+    if (d->recovers ? is_known : d->state_ns > 0)
+        return 0;
+    return ff_error_set(err, EPROTO, "PARTS: zeros, 0x%llx bytes at 0x%llx of region %u, %s: use the same Farfork release "
+                        "on both hosts", (unsigned long long)w->len_bytes, (unsigned long long)w->offset, w->region,
+                        d->recovers ? "over another link than the first (permitted: those of STATE)"
+                                    : "while the guest runs (permitted: with STATE)");
 }
 
 static int add_part(struct ff_dest *d, const struct ff_wire_part *w, struct ff_error *err)
@@ -36,12 +49,16 @@ static int add_part(struct ff_dest *d, const struct ff_wire_part *w, struct ff_e
                             (unsigned long long)w->len_bytes, (unsigned long long)w->offset);
     if (d->recovers && !r->rkey[segment]) /* its pages were zeros so far */
         return ff_error_set(err, EPROTO, "resume: a part of a segment that had no key");
-    return ff_parts_add(&r->parts, &part, err);
+    int rc = part.rkey == FF_WIRE_PART_ZEROS ? check_zeros(d, &r->parts, &part, w, err) : 0;
+    if (!rc && (part.rkey != FF_WIRE_PART_ZEROS || !d->recovers)) /* else it is kept from the first link */
+        rc = ff_parts_add(&r->parts, &part, err);
+    d->n_parts += !rc;
+    return rc;
 }
 
 int dest_take_parts(struct ff_dest *d, struct ff_error *err)
 {
-    unsigned room = FF_WIRE_PARTS_MAX - count_parts(d), n;
+    unsigned room = FF_WIRE_PARTS_MAX - d->n_parts, n;
     FF_AUTO_FREE struct ff_wire_part *parts = calloc(room + 1, sizeof(*parts));
 
     if (!parts)

@@ -65,6 +65,7 @@ struct ff_dest {
     bool accepted;      /* only the move's own source is heard, which says RESUME */
     bool recovers;      /* there is no link: keys that come are those of the next one */
     unsigned n_keys;    /* that the source has given, for as many segments */
+    unsigned n_parts;   /* likewise, over this link */
     struct ff_until_go until_go;
     bool complete;      /* every page is here, and the pager has ended */
     bool told;          /* the source knows that */
@@ -138,7 +139,7 @@ bool dest_may_fetch(const struct ff_dest *d); /* memory elsewhere: it can be ins
 /* --- dest_parts.c --- */
 
 int dest_take_parts(struct ff_dest *d, struct ff_error *err); /* of the PARTS just received */
-void dest_drop_parts(struct ff_dest *d); /* they were the last link's */
+void dest_drop_parts(struct ff_dest *d); /* they were the last link's, but for zeros, which hold for good */
 
 /* --- dest_first.c --- */
 

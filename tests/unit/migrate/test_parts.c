@@ -4,7 +4,7 @@
  */
 #include "unit.h"
 
-#include "pager.h"
+#include "dest_private.h"
 #include "wire.h"
 
 static void must_add(struct ff_parts *p, uint64_t first, uint64_t end, uint32_t rkey)
@@ -113,4 +113,51 @@ static void test_decode(void **state)
     }
 }
 
-UNIT_MAIN(cmocka_unit_test(test_list), cmocka_unit_test(test_decode))
+/* --- zeros: with STATE alone, and over later links as they were --- */
+
+static int take(struct ff_dest *d, struct ff_wire_part part, struct ff_error *err)
+{
+    d->ctl.len = ff_wire_put_parts(d->ctl.buf, &part, 1);
+    return dest_take_parts(d, err);
+}
+
+static void test_zeros(void **state)
+{
+    static struct ff_wire_region peer = {.name = "ram", .len_bytes = 64 << 12, .psize = 4096};
+    static struct ff_dest d = {.peer = {.regions = &peer, .n_regions = 1}, .pager.n_regions = 1};
+    const struct ff_wire_part zeros = {0, FF_WIRE_PART_ZEROS, 0, 2 << 12}, keyed = {0, 7, 2 << 12, 1 << 12},
+                              other = {0, FF_WIRE_PART_ZEROS, 0, 3 << 12},
+                              more = {0, FF_WIRE_PART_ZEROS, 8 << 12, 1 << 12};
+    struct ff_pager_region *r = &d.pager.region[0];
+    uint32_t key = 9;
+    struct ff_error err;
+    (void)state;
+
+    r->rkey = &key;
+    r->segment_bytes = peer.len_bytes;
+    r->range.psize = peer.psize;
+    assert_fails(take(&d, zeros, &err), EPROTO);
+    assert_error(err, EPROTO, "0x2000 bytes at 0x0 of region 0", "while the guest runs");
+    assert_int_equal(ff_pager_rkey(r, 0), 9);
+    d.state_ns = 1;
+    assert_ok(take(&d, zeros, &err), err);
+    assert_ok(take(&d, keyed, &err), err);
+    for (unsigned i = 0; i < 2; i++) {
+        d.recovers = true;
+        dest_drop_parts(&d);
+        assert_int_equal(ff_pager_rkey(r, 0), 0);
+        assert_int_equal(ff_pager_rkey(r, 2), 9);
+        assert_fails(take(&d, more, &err), EPROTO);
+        assert_error(err, EPROTO, "0x1000 bytes at 0x8000 of region 0", "over another link");
+        assert_fails(take(&d, other, &err), EPROTO);
+        assert_int_equal(ff_pager_rkey(r, 8), 9);
+        d.n_parts = FF_WIRE_PARTS_MAX - 2; /* what is kept takes no room */
+        assert_ok(take(&d, zeros, &err), err);
+        assert_ok(take(&d, keyed, &err), err);
+        assert_fails(take(&d, zeros, &err), EPROTO); /* too many */
+        assert_int_equal(ff_pager_rkey(r, 2), 7);
+    }
+    ff_parts_free(&r->parts);
+}
+
+UNIT_MAIN(cmocka_unit_test(test_list), cmocka_unit_test(test_decode), cmocka_unit_test(test_zeros))
