@@ -377,7 +377,7 @@ int ff_source_wait_running(struct ff_source *s, struct ff_error *err);
 /**
  * ff_source_wait_done() - serve the destination until it has every page
  *
- * Return: 0: the image is withdrawn; -errno: the link is broken, and the image stays
+ * Return: 0: the image is withdrawn; -EINVAL: before ff_source_go(); else -errno: the link is broken, and the image stays
  */
 int ff_source_wait_done(struct ff_source *s, struct ff_error *err);
 

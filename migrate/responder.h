@@ -12,6 +12,8 @@
  * Picture      control thread -- grants --> ring --> PREFILL thread: WRITE each granted part
  *                                                    of the image, with notification
  *
+ * Invariants   What is granted is looked up in the segments, which move when they are cut or split. That is done
+ *              before GO, or without a link; a grant is taken after GO alone (ff_source_wait_done()).
  * Limits       RING grants that were not written yet: more than a destination has buffers.
  */
 #ifndef FF_MIGRATE_RESPONDER_H

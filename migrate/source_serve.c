@@ -73,6 +73,8 @@ int ff_source_wait_done(struct ff_source *s, struct ff_error *err)
         return s->told || !s->addr.fallback
                    ? 0
                    : ff_error_set(err, ENOTCONN, "the destination may not know that it has all");
+    if (s->stage < GONE)
+        return ff_error_set(err, EINVAL, "source: wait for DONE: nothing was let go of");
     do {
         type = ff_control_expect(&s->ctl, FF_MSG_DONE, also, s->addr.go_timeout_ms, err);
         rc = type < 0               ? type

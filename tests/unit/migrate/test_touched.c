@@ -43,12 +43,16 @@ static void fake_dereg(struct ff_link *l, struct ff_mr *mr)
     (void)mr;
 }
 
+static bool grants;
+
 /* The destination is ready to watch; until then the guest has touched more */
 static int fake_recv(struct ff_link *l, void *buf, int timeout_ms, struct ff_error *err)
 {
     (void)l;
     (void)timeout_ms;
     (void)err;
+    if (grants)
+        return ff_wire_put_grants(buf, &(struct ff_grant){.len_bytes = 4096}, 1);
     touch(touches);
     return ff_wire_put_empty(buf, FF_MSG_WATCHING);
 }
@@ -57,6 +61,31 @@ static int fake_recv(struct ff_link *l, void *buf, int timeout_ms, struct ff_err
 static struct ff_wire_part parts[8];
 static unsigned n_parts;
 static const struct ff_wire_region table = {.name = "ram", .len_bytes = SEGMENTS * SEGMENT, .psize = 4096};
+
+/* A destination that asks for memory too soon: nothing is pushed out of a list of segments that may move */
+static void must_refuse_grants(struct ff_source *s)
+{
+    struct ff_error err;
+
+    grants = true;
+    s->wants_precopy = true;
+    assert_fails(ff_source_wait_watched(s, &err), EPROTO);
+    assert_error(err, EPROTO, "GRANT (want WATCHING)");
+    s->watched = true;
+    assert_fails(ff_source_precopy(s, &err), EPROTO);
+    assert_error(err, EPROTO, "GRANT (want PASSED)");
+    assert_fails(ff_source_wait_ready(s, &err), EPROTO);
+    assert_error(err, EPROTO, "GRANT (want READY)");
+    s->stage = SENT;
+    assert_fails(ff_source_go(s, &err), ETIME);
+    assert_error(err, ETIME, "GRANT (want WITHDRAWN)");
+    assert_int_equal(s->stage, SENT);
+    assert_fails(ff_source_wait_done(s, &err), EINVAL);
+    assert_int_equal(s->responder.n, 0);
+    grants = s->watched = s->wants_precopy = s->precopied = false;
+    s->stage = NEW;
+    s->paused_ns = 0;
+}
 
 static int fake_send(struct ff_link *l, const void *buf, uint32_t len, struct ff_error *err)
 {
@@ -134,6 +163,7 @@ static unsigned left_for_pause(bool pins, unsigned more)
     ff_source_use_link(s, &link);
     assert_ok(ff_segments_init(&s->segments, &s->regions, SEGMENT, &err), err);
     touch(0);
+    must_refuse_grants(s);
     assert_ok(ff_source_wait_watched(s, &err), err);
     assert_int_equal(registered_bytes, registered * SEGMENT);
     unsigned left = ff_segments_want_populated(&s->segments, &s->regions);
