@@ -71,10 +71,14 @@ static bool has_blobs(Object *obj)
            object_property_get_bool(obj, "blob", NULL);
 }
 
-/* QEMU leaves out a virtio device without a description of its state (virtio-pmem) without a word */
+/*
+ * QEMU leaves out a device without a description of its state without a word:
+ * virtio-pmem, and on the VMBus hv-balloon, which maps memory into the guest
+ */
 static bool is_unsaved(Object *obj)
 {
-    return object_dynamic_cast(obj, TYPE_VIRTIO_DEVICE) &&
+    return (object_dynamic_cast(obj, TYPE_VIRTIO_DEVICE) ||
+            object_dynamic_cast(obj, "vmbus-dev")) &&
            !DEVICE_GET_CLASS(obj)->vmsd;
 }
 

@@ -162,6 +162,23 @@ def pmem(folder, name):
             'virtio-pmem-pci,memdev=pm']
 
 
+@contextlib.contextmanager
+def hyperv():
+    """Skipped where KVM has no hv-synic."""
+    try:
+        yield
+    except GuestError as e:
+        if 'Hyper' not in str(e):
+            raise
+        raise Skip(f"this host's KVM has no hv-synic: {str(e).splitlines()[-1]}") from None
+
+
+def hv_balloon(t, accel):
+    with hyperv():
+        with_device(t, accel, 'hv', '): QEMU does not save its state', 'anon',
+                    ['-cpu', 'max,hv-vpindex,hv-synic', '-device', 'vmbus-bridge', '-device', 'hv-balloon'])
+
+
 def devices(t, accel):
     with t.case('vhost-user-blk'):
         vhost_user(t, accel)
@@ -175,6 +192,8 @@ def devices(t, accel):
                      '-device', 'ivshmem-plain,memdev=shm'])
     with t.case('virtio-pmem'):
         with_device(t, accel, 'pmem', '): QEMU does not save its state', 'anon', pmem(t.work, 'pmem'))
+    with t.case('hv-balloon'):
+        hv_balloon(t, accel)
     with t.case('a job, an export that writes'):
         jobs_and_exports(t, accel)
     with t.case('a fork without /proc'):
@@ -250,15 +269,9 @@ def too_many_regions(t, accel):
     """hv-synic has two for each CPU."""
     if accel != 'kvm':
         raise Skip('hv-synic needs kvm')
-    try:
-        with Micro(t, 'synic', accel, mem_mib=MIB, smp=255,
-                   extra=['-cpu', 'max,-arch-capabilities,hv-vpindex,hv-synic', '-S']) as src:
-            say('      ' + refuses(src, 'hv-synic has two', 'migrate',
-                                   uri='rdma-postcopy:127.0.0.1:1'))
-    except GuestError as e:
-        if 'HyperV' not in str(e):
-            raise
-        raise Skip(f"this host's KVM has no hv-synic: {str(e).splitlines()[-1]}") from None
+    with hyperv(), Micro(t, 'synic', accel, mem_mib=MIB, smp=255,
+                         extra=['-cpu', 'max,-arch-capabilities,hv-vpindex,hv-synic', '-S']) as src:
+        say('      ' + refuses(src, 'hv-synic has two', 'migrate', uri='rdma-postcopy:127.0.0.1:1'))
 
 
 def does_not_start(t, accel, address, text):

@@ -44,6 +44,7 @@ static const struct {
     {"vfio-", reaches},      {"vhost-user", reaches},      {"vhost-vdpa", reaches},
     {"vhost-scsi", reaches}, {"cryptodev-vhost", reaches}, {"x-pci-proxy", reaches},
     {"ivshmem", reaches},    {"virtio-mem", left_out},     {"virtio-pmem", left_out},
+    {"hv-balloon", left_out},
 };
 
 static int ask_text(struct qmp *q, const char *line, json_t **text, struct ff_error *err)

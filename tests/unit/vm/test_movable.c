@@ -100,7 +100,8 @@ static void test_devices(void **unused)
 {
     static const char *const types[] = {
         "vfio-pci",        "vhost-user-blk-pci", "vhost-vdpa-device-pci", "vhost-scsi-pci",
-        "x-pci-proxy-dev", "ivshmem-doorbell",   "virtio-mem-pci",        "virtio-pmem-pci"};
+        "x-pci-proxy-dev", "ivshmem-doorbell",   "virtio-mem-pci",        "virtio-pmem-pci",
+        "hv-balloon"};
     struct says that = plain;
     char tree[400];
 
