@@ -8,7 +8,9 @@
  * Purpose      report CPU pinning and limits that QEMU got from taskset, prlimit, choom or a unit's
  *              cgroup, and this process has not. It stands for the agent, whose limits a new QEMU
  *              has.
- * Limits       cgroup2 alone. Threads are those that the caller names.
+ * Limits       Threads are those that the caller names. In a cpuset of version 1 CPU affinity says what CPUs it has;
+ *              its memory nodes are not looked at.
+ * Sources      cgroups(7); Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -138,17 +140,36 @@ static void compare_oom(pid_t pid, struct strv *out)
 
 /* --- cgroups --- */
 
-/* Its group of cgroup2, "" for the root one; NULL: it has none */
-static char *cgroup_of(const char *process)
+/* The group in "NUMBER:CONTROLLER,...:/GROUP"; NULL: @controller, "" of cgroup2, is not in this line */
+static const char *group_in(const char *line, const char *controller)
+{
+    const char *list = strchr(line, ':'), *colon = list ? strchr(list + 1, ':') : NULL;
+    size_t n = strlen(controller);
+
+    if (!colon || colon[1] != '/')
+        return NULL;
+    for (list++;; list++) {
+        size_t len = strcspn(list, ",:");
+        if (len == n && !strncmp(list, controller, n))
+            return colon + 1;
+        list += len;
+        if (list == colon)
+            return NULL;
+    }
+}
+
+/* Its group of @controller, "" for the root one; NULL: it has none */
+static char *cgroup_of(const char *process, const char *controller)
 {
     FF_AUTO_FREE char *path = xprintf("/proc/%s/cgroup", process), *line = NULL;
     FILE *f = fopen(path, "re");
+    const char *at;
     char *group = NULL;
     size_t room = 0;
 
     while (f && !group && getline(&line, &room, f) > 0)
-        if (!strncmp(line, "0::/", 4))
-            group = xprintf("%.*s", (int)strcspn(line + 3, "\n"), line + 3);
+        if ((at = group_in(line, controller)))
+            group = xprintf("%.*s", (int)strcspn(at, "\n"), at);
     if (f)
         fclose(f);
     if (group && !strcmp(group, "/"))
@@ -164,46 +185,78 @@ static bool is_within(const char *own, const char *group)
     return !strncmp(own, group, n) && (!own[n] || own[n] == '/');
 }
 
-static void read_group(const char *groups, const char *group, struct strv *out)
-{
-    static const struct {
-        const char *file, *none; /* the beginning of what stands there without a limit */
-    } all[] = {{"cpu.max", "max"},     {"cpu.weight", "100"}, {"cpuset.cpus", ""},
-               {"cpuset.mems", ""},    {"io.max", ""},        {"memory.max", "max"},
-               {"memory.high", "max"}, {"pids.max", "max"}};
+struct limit_file {
+    const char *file, *none; /* the beginning of what stands there without a limit */
+};
 
-    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
-        FF_AUTO_FREE char *path = xprintf("%s%s/%s", groups, group, all[i].file);
+static const struct limit_file new_files[] = {
+    {"cpu.max", "max"},     {"cpu.weight", "100"}, {"cpuset.cpus", ""}, {"cpuset.mems", ""}, {"io.max", ""},
+    {"memory.max", "max"}, {"memory.high", "max"}, {"pids.max", "max"}, {NULL, NULL}};
+
+/* Version 1: each controller has groups of its own, in a folder of its name */
+static const struct {
+    const char *controller;
+    struct limit_file files[5];
+} old_files[] = {{"cpu", {{"cpu.cfs_quota_us", "-1"}, {"cpu.shares", "1024"}}},
+                 {"memory", {{"memory.limit_in_bytes", "92233720368547"}}}, /* 2^63, less a page of any size */
+                 {"pids", {{"pids.max", "max"}}},
+                 {"blkio", {{"blkio.throttle.read_bps_device", ""}, {"blkio.throttle.write_bps_device", ""},
+                            {"blkio.throttle.read_iops_device", ""}, {"blkio.throttle.write_iops_device", ""}}}};
+
+static void read_group(const char *groups, const char *group, const struct limit_file *f, struct strv *out)
+{
+    for (; f->file; f++) {
+        FF_AUTO_FREE char *path = xprintf("%s%s/%s", groups, group, f->file);
         FF_AUTO_FREE char *value =
             first_line_of(path); /* a controller that is not there limits nothing */
-        size_t n = strlen(all[i].none);
-        if (value && *value && (!n || strncmp(value, all[i].none, n)))
-            limits_word(out, xprintf("%s %s", all[i].file, value));
+        size_t n = strlen(f->none);
+        if (value && *value && (!n || strncmp(value, f->none, n)))
+            limits_word(out, xprintf("%s %s", f->file, value));
     }
 }
 
-void process_limits_of_group(const char *its, const char *own, const char *groups, struct strv *out)
+static void read_groups(const char *its, const char *own, const char *groups, const struct limit_file *files,
+                        struct strv *out)
 {
     FF_AUTO_FREE char *group = xstrdup(its);
 
     for (char *slash; *group && !is_within(own, group); *slash = '\0') {
-        read_group(groups, group, out);
+        read_group(groups, group, files, out);
         slash = strrchr(group, '/');
         if (!slash)
             return;
     }
 }
 
-void process_limits_of(pid_t pid, const pid_t *threads, const char *groups, struct strv *out)
+void process_limits_of_group(const char *controller, const char *its, const char *own, const char *groups,
+                             struct strv *out)
+{
+    FF_AUTO_FREE char *folder = xprintf("%s/%s", groups, controller);
+
+    if (!*controller)
+        read_groups(its, own, groups, new_files, out);
+    for (size_t i = 0; i < FF_ARRAY_LEN(old_files); i++)
+        if (!strcmp(old_files[i].controller, controller))
+            read_groups(its, own, folder, old_files[i].files, out);
+}
+
+static void compare_groups(pid_t pid, const char *controller, const char *groups, struct strv *out)
 {
     FF_AUTO_FREE char *process = xprintf("%d", (int)pid);
-    FF_AUTO_FREE char *its = cgroup_of(process), *own = cgroup_of("self");
+    FF_AUTO_FREE char *its = cgroup_of(process, controller), *own = cgroup_of("self", controller);
 
+    if (its && own)
+        process_limits_of_group(controller, its, own, groups, out);
+}
+
+void process_limits_of(pid_t pid, const pid_t *threads, const char *groups, struct strv *out)
+{
     compare_thread(pid, out);
     for (; threads && *threads; threads++)
         compare_thread(*threads, out);
     compare_rlimits(pid, out);
     compare_oom(pid, out);
-    if (its && own)
-        process_limits_of_group(its, own, groups, out);
+    compare_groups(pid, "", groups, out);
+    for (size_t i = 0; i < FF_ARRAY_LEN(old_files); i++)
+        compare_groups(pid, old_files[i].controller, groups, out);
 }

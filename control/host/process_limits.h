@@ -12,7 +12,7 @@
 /**
  * process_limits_of() - what process @pid has that this one has not, and so nothing that it starts
  * @threads: more threads of it, whose scheduling counts; ends with 0; may be NULL
- * @groups:  where cgroup2 is mounted, "/sys/fs/cgroup"
+ * @groups:  where cgroup2, or version 1's folders of controllers, are mounted: "/sys/fs/cgroup"
  * @out:     words for a person, as "nice -5", each once
  *
  * CPU affinity, scheduling, rlimits (of open files the hard one: QEMU and forks raise the other),
@@ -21,8 +21,9 @@
  */
 void process_limits_of(pid_t pid, const pid_t *threads, const char *groups, struct strv *out);
 
-/* The part about cgroups: of @its and those above, but for those that @own is in; "" is the root one */
-void process_limits_of_group(const char *its, const char *own, const char *groups,
+/* The part about cgroups: of @its and those above, but for those that @own is in; "" is the root one. @controller: "" of
+ * cgroup2, or one of version 1 */
+void process_limits_of_group(const char *controller, const char *its, const char *own, const char *groups,
                              struct strv *out);
 
 #endif

@@ -149,6 +149,28 @@ static void put(const char *folder, const char *file, const char *text)
     assert_true(f && fprintf(f, "%s\n", text) > 0 && !fclose(f));
 }
 
+/* Version 1: a folder for each controller */
+static void must_read_old(const char *top)
+{
+    FF_AUTO_FREE char *cpu = xprintf("%s/cpu", top), *memory = xprintf("%s/memory", top),
+                      *vm = xprintf("%s/memory/vm", top);
+    struct strv out = {0};
+
+    assert_true(!mkdir(cpu, 0700) && !mkdir(memory, 0700) && !mkdir(vm, 0700));
+    put(cpu, "cpu.shares", "512");
+    put(vm, "memory.limit_in_bytes", "9223372036854771712");
+    process_limits_of_group("cpu", "", "", top, &out); /* the root one is no group of its own */
+    process_limits_of_group("memory", "/vm", "", top, &out);
+    process_limits_of_group("memory", "/vm", "/vm", top, &out);
+    process_limits_of_group("pids", "/vm", "", top, &out);
+    assert_int_equal(out.n, 0);
+    put(vm, "memory.limit_in_bytes", "536870912");
+    process_limits_of_group("memory", "/vm", "/elsewhere", top, &out);
+    assert_int_equal(out.n, 1);
+    assert_string_equal(out.v[0], "memory.limit_in_bytes 536870912");
+    strv_free(&out);
+}
+
 /* /s has one child, /s/vm, and we are in /s/own */
 static void test_groups(void **state)
 {
@@ -164,19 +186,43 @@ static void test_groups(void **state)
     put(vm, "cpu.max", "20000 100000");
     put(vm, "cpu.weight", "100");
     put(vm, "cpuset.cpus", "");
-    process_limits_of_group("/s/vm", "/s/own", top, &out); /* /s limits both */
+    process_limits_of_group("", "/s/vm", "/s/own", top, &out); /* /s limits both */
     assert_int_equal(out.n, 1);
     assert_string_equal(out.v[0], "cpu.max 20000 100000");
-    process_limits_of_group("/s/vm", "/s/vm", top, &out);
-    process_limits_of_group("", "/s/vm", top, &out);
+    process_limits_of_group("", "/s/vm", "/s/vm", top, &out);
+    process_limits_of_group("", "", "/s/vm", top, &out);
     assert_int_equal(out.n, 1);
-    process_limits_of_group("/s/vm", "", top, &out);
+    process_limits_of_group("", "/s/vm", "", top, &out);
     assert_int_equal(out.n, 2);
     assert_string_equal(out.v[1], "memory.max 1000");
     strv_free(&out);
+    must_read_old(top);
     FF_AUTO_FREE char *command = xprintf("rm -r '%s'", top);
     assert_int_equal(system(command), 0);
 }
 
+#define PIDS "/sys/fs/cgroup/pids"
+
+/* A process in a group of version 1, where this host has such */
+static void test_old(void **state)
+{
+    struct strv out = {0};
+    (void)state;
+
+    FF_AUTO_FREE char *group = xprintf(PIDS "/farfork-test-%d", (int)getpid());
+    if (access(PIDS "/cgroup.procs", F_OK) || mkdir(group, 0700))
+        skip(); /* cgroup version 2 alone, or no permission */
+    pid_t pid = start(NULL);
+    FF_AUTO_FREE char *text = xprintf("%d", (int)pid);
+    put(group, "pids.max", "77");
+    put(group, "cgroup.procs", text);
+    process_limits_of(pid, NULL, "/sys/fs/cgroup", &out);
+    end(pid);
+    rmdir(group);
+    assert_int_equal(out.n, 1);
+    assert_string_equal(out.v[0], "pids.max 77");
+    strv_free(&out);
+}
+
 UNIT_MAIN(cmocka_unit_test(test_groups), cmocka_unit_test(test_process),
-          cmocka_unit_test(test_affinity), cmocka_unit_test(test_unknown))
+          cmocka_unit_test(test_affinity), cmocka_unit_test(test_unknown), cmocka_unit_test(test_old))
