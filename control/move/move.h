@@ -212,6 +212,7 @@ void move_fallback_keep(struct move *m);
 bool move_take_back(struct move *m);
 bool move_take_back_failed(struct move *m, const json_t *info);
 void move_end_not_taken_back(struct move *m, const json_t *info);
+void move_end_taking(struct move *m); /* by a signal: it goes on without this program */
 void move_fallback_free(struct move *m);
 
 /* move_commit.c */

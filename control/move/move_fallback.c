@@ -245,6 +245,12 @@ void move_end_not_taken_back(struct move *m, const json_t *info)
                  host, k->qmp, reason);
 }
 
+void move_end_taking(struct move *m)
+{
+    move_end_with(m, MOVE_UNCLEAR, "left: the guest is being taken back from %s: query-migrate here says failed when it "
+                  "is here, as it was when it went, and why not if it is not", move_host(m)->node->host);
+}
+
 void move_fallback_free(struct move *m)
 {
     disks_free(m->plan);

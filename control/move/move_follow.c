@@ -342,12 +342,17 @@ static void on_interrupt(struct move *m)
         return;
     }
     move_show(m, true);
+    m->s.interrupted = false;
+    if (m->taking_ms) {
+        fprintf(stderr, "%s: the guest is being taken back from %s; interrupt again to leave that to the QEMU here\n",
+                m->s.kind->program, host);
+        return;
+    }
     fprintf(
         stderr,
         "%s: the guest runs on %s by now, its memory still follows: %llu of %llu MiB; "
         "interrupt again to leave, but keep the QEMU here until all is there\n",
         m->s.kind->program, host, (unsigned long long)m->present_bytes >> 20, (unsigned long long)m->total_bytes >> 20);
-    m->s.interrupted = false;
 }
 
 /* Nothing has changed for too long; true: leave */
@@ -466,10 +471,13 @@ static void follow_migration(struct move *m)
             changed_ms = ff_now_ms();
         }
         if (m->s.interrupted && m->switched && said) {
-            move_end_with(m, MOVE_FOLLOWS,
-                     "left: the guest runs on %s, its memory still follows; the QEMU "
-                     "here serves it: quit it once query-migrate says completed",
-                     move_host(m)->node->host);
+            if (m->taking_ms)
+                move_end_taking(m);
+            else
+                move_end_with(m, MOVE_FOLLOWS,
+                              "left: the guest runs on %s, its memory still follows; the QEMU "
+                              "here serves it: quit it once query-migrate says completed",
+                              move_host(m)->node->host);
             return;
         }
         if (m->s.interrupted && !(m->visit && m->switched)) {

@@ -152,13 +152,6 @@ static void say_lost_there(struct move *m)
     v->said_taking = m->taking_ms;
 }
 
-static void leave_taking(struct move *m)
-{
-    move_end_with(m, MOVE_UNCLEAR, "left: the guest is being taken back from %s: query-migrate here says failed when it "
-                  "is here, as it was when it went, and why not if it is not", move_host(m)->node->host);
-    m->visit->over = true;
-}
-
 /* How it is called home: by the end of its command, or by a signal */
 static void look_for_call(struct move *m)
 {
@@ -172,7 +165,8 @@ static void look_for_call(struct move *m)
     if (!signalled)
         return;
     if (m->taking_ms && v->said_taking) {
-        leave_taking(m);
+        move_end_taking(m);
+        m->visit->over = true;
         return;
     }
     if (v->until_pid) { /* first that ends */

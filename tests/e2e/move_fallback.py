@@ -262,6 +262,24 @@ def resumed_between(t):
         m.end(3, 'unclear', 'runs nowhere')
 
 
+def left_while_taken_back(t):
+    """By a second signal; the guest is not said to run there."""
+    with paused(t, 'left', ends=False) as (p, m):
+        says(p, 'postcopy-active')
+        says(p, 'postcopy-paused', 'no link', 'waiting')
+        wait_for('to be asked again', 20, lambda: p.asked.count(TAKE_BACK) == 2)
+        m.proc.send_signal(signal.SIGINT)
+        line = ''
+        while 'interrupt again' not in line:
+            line = m.proc.stderr.readline()
+            if not line:
+                raise Failed('nothing is said of the first signal')
+        if 'being taken back' not in line:
+            raise Failed(line)
+        m.proc.send_signal(signal.SIGINT)
+        m.end(3, 'unclear', 'left: the guest is being taken back from h1')
+
+
 # --- it ends before it knows ---
 
 def record_is_there(t, accel):
@@ -454,6 +472,7 @@ def cases(accel):
     """(name, function of a Test)"""
     yield 'the source refuses', source_refuses
     yield 'resumed between two pauses', resumed_between
+    yield 'left while it is taken back', left_while_taken_back
     for kind in KINDS:
         yield f'killed, {kind}, {accel}', lambda t, k=kind: killed(t, accel, k)
         yield f'complete, {kind}, {accel}', lambda t, k=kind: complete(t, accel, k)

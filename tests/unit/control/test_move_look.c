@@ -116,6 +116,7 @@ static void taking_back_failed(void **state)
         bool failed, later;
     } said[] = {{"{'x-rdma-postcopy': {'take-back': 'waiting'}}", false, false},
                 {"{'x-rdma-postcopy': {'take-back': 'fence-failed'}}", true, true},
+                {"{'x-rdma-postcopy': {'take-back': 'of a later one'}}", true, true},
                 {"{'x-rdma-postcopy': {'taking-back': true}}", false, false},
                 {"{'x-rdma-postcopy': {'taking-back': false}}", false, true},
                 {"{'x-rdma-postcopy': {}}", false, false}, {"{}", false, false}};
@@ -134,6 +135,11 @@ static void taking_back_failed(void **state)
         if (m.not_taking_ms)
             m.not_taking_ms -= 60000;
         assert_int_equal(move_take_back_failed(&m, info), said[i].later);
+        h.address = (char *)"127.0.0.1";
+        h.state = i % 2 ? HOST_FAILED : HOST_COMPLETE;
+        k.state = VM_FAILED;
+        move_end_not_taken_back(&m, info); /* whatever it says but that it has given up, the guest may be there */
+        assert_int_equal(m.outcome, MOVE_UNCLEAR);
         json_decref(info);
     }
 }
