@@ -16,7 +16,7 @@ from forked import Parent, check_nothing_left
 from returns import Ledger, stats
 
 MIB = 32
-SOME = 'rate=10000 sweep=16 wss=20 report_ms=100'      # a fifth of its pages, the same each time, and few others
+SOME = 'rate=10000 sweep=4 wss=20 report_ms=500'       # a fifth of its pages, the same each time, and few others
 PAGES = 1200                                            # so many of that fifth, at least
 BUDGET = 16
 CHUNK = 2 << 20
@@ -49,7 +49,7 @@ def checked(t, a, log, name, enough, *args):
         v.away()
         log.leaves(a)
         with v.guest(t, 'there-' + name) as b:
-            reports(b, 5)
+            reports(b)
             wait_for('enough', 60, lambda: enough(stats(b)))
             v.proc.send_signal(signal.SIGINT)
             v.end(0, 'home')
