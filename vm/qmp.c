@@ -39,7 +39,7 @@ struct qmp {
     size_t half_done;
     json_t *events; /* array */
     void (*waiting)(void *opaque);
-    int (*run)(void *opaque, const char *line, char **answer, struct ff_error *why); /* qmp_by() */
+    qmp_run_fn *run; /* qmp_by() */
     void *opaque;
 };
 
@@ -155,11 +155,11 @@ static int qmp_wait_answer(struct qmp *q, const char *name, int rc, json_t **res
 }
 
 /* @command: one line, to be freed */
-static int run_by(struct qmp *q, const char *name, char *command, json_t **result,
+static int run_by(struct qmp *q, const char *name, char *command, int fd, json_t **result,
                   struct ff_error *why)
 {
     char *answer = NULL;
-    int rc = q->run(q->opaque, command, &answer, why);
+    int rc = q->run(q->opaque, command, fd, &answer, why);
     json_t *m = rc ? NULL : json_loads(answer, 0, NULL);
 
     if (!rc && !json_is_object(m))
@@ -235,13 +235,6 @@ static int write_command(struct qmp *q, const char *text, int fd)
 int qmp_command_with_fd(struct qmp *q, const char *name, json_t *arguments, int fd, json_t **result,
                         struct ff_error *why)
 {
-    if (q->run && fd >= 0) {
-        json_decref(arguments);
-        return ff_error_set(why, EOPNOTSUPP,
-                            "%s: pass a descriptor: another program carries commands to this "
-                            "monitor, and passes none",
-                            name);
-    }
     json_t *m = json_pack("{ss sI}", "execute", name, "id", ++q->last_id);
 
     if (arguments)
@@ -250,7 +243,7 @@ int qmp_command_with_fd(struct qmp *q, const char *name, json_t *arguments, int 
         json_object_del(m, "id"); /* that of who carries it */
         char *command = json_dumps(m, JSON_COMPACT);
         json_decref(m);
-        return run_by(q, name, command, result, why);
+        return run_by(q, name, command, fd, result, why);
     }
     FF_AUTO_FREE char *text = json_dumps(m, JSON_COMPACT);
     int rc = text ? write_command(q, text, fd) : -ENOMEM;
@@ -353,8 +346,7 @@ int qmp_connect(const char *path, int cancel_fd, int limit_ms, struct qmp **out,
     return qmp_connect_in_turn(path, cancel_fd, limit_ms, NULL, NULL, out, why);
 }
 
-struct qmp *qmp_by(int (*run)(void *opaque, const char *line, char **answer, struct ff_error *why),
-                   void *opaque, pid_t pid)
+struct qmp *qmp_by(qmp_run_fn *run, void *opaque, pid_t pid)
 {
     struct qmp *q = xcalloc(1, sizeof(*q));
 

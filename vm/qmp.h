@@ -28,10 +28,10 @@ int qmp_connect_in_turn(const char *path, int cancel_fd, int limit_ms,
                         void (*waiting)(void *opaque), void *opaque, struct qmp **out,
                         struct ff_error *why);
 
-/* One whose commands @run carries: a line of QMP, and the line that answers it, to be freed. Its
- * process is @pid, of this user. It has no descriptor, no limit and no events */
-struct qmp *qmp_by(int (*run)(void *opaque, const char *line, char **answer, struct ff_error *why),
-                   void *opaque, pid_t pid);
+/* One whose commands @run carries: a line of QMP with @fd, -1: none, and the line that answers it, to be freed. Its
+ * process is @pid, of this user. It has no descriptor, no limit and no events. -EOPNOTSUPP: @run passes no descriptor */
+typedef int qmp_run_fn(void *opaque, const char *line, int fd, char **answer, struct ff_error *why);
+struct qmp *qmp_by(qmp_run_fn *run, void *opaque, pid_t pid);
 
 /**
  * qmp_command() - run a command and wait for its answer; events on the way are kept
@@ -44,7 +44,7 @@ struct qmp *qmp_by(int (*run)(void *opaque, const char *line, char **answer, str
 int qmp_command(struct qmp *q, const char *name, json_t *arguments, json_t **result,
                 struct ff_error *why);
 
-/* Likewise, and pass @fd to the QEMU with it (add-fd); -1: none. -EOPNOTSUPP: @q is of qmp_by() */
+/* Likewise, and pass @fd to the QEMU with it (add-fd); -1: none */
 int qmp_command_with_fd(struct qmp *q, const char *name, json_t *arguments, int fd, json_t **result,
                         struct ff_error *why);
 

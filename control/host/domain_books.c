@@ -62,7 +62,7 @@ static bool domain_runs(const struct domain_books *b)
     FF_AUTO_FREE char *line = NULL;
     struct ff_error ignored;
 
-    if (virsh_monitor(b->domain, ASK_STATUS, &line, &ignored))
+    if (virsh_monitor(b->domain, ASK_STATUS, -1, &line, &ignored))
         return false;
     FF_AUTO_JSON json_t *answer = json_loads(line, 0, NULL);
     return json_is_true(json_object_get(json_object_get(answer, "return"), "running"));
@@ -318,7 +318,7 @@ static int keep_one(struct domain_books *b, const json_t *asked, char **answer, 
     const char *command = text_of(asked, "do");
 
     if (!strcmp(command, "monitor"))
-        return virsh_monitor(b->domain, text_of(asked, "line"), answer, why);
+        return virsh_monitor(b->domain, text_of(asked, "line"), -1, answer, why);
     if (!strcmp(command, "plan"))
         return keep_plan(b, text_of(asked, "id"), json_object_get(asked, "images"),
                          json_is_true(json_object_get(asked, "go-on")), why);
@@ -570,8 +570,10 @@ pid_t domain_books_pid(const struct domain_books *b)
 }
 
 /* What QEMU refuses is in its answer: without one nobody knows what became of the command */
-int domain_books_monitor(void *opaque, const char *line, char **answer, struct ff_error *why)
+int domain_books_monitor(void *opaque, const char *line, int fd, char **answer, struct ff_error *why)
 {
+    if (fd >= 0)
+        return ff_error_set(why, EOPNOTSUPP, "virsh: pass a descriptor: not while it is forked");
     int rc = ask_keeper(opaque, json_pack("{ss ss}", "do", "monitor", "line", line), answer, why);
 
     return rc == -EREMOTEIO ? -ETIMEDOUT : rc;

@@ -59,8 +59,8 @@ void domain_books_done(struct domain_books *b);
 /* Of its QEMU */
 pid_t domain_books_pid(const struct domain_books *b);
 
-/* A line of QMP: for qmp_by(), with @opaque the books */
-int domain_books_monitor(void *opaque, const char *line, char **answer, struct ff_error *why);
+/* A line of QMP: for qmp_by(), with @opaque the books. It passes no descriptor */
+int domain_books_monitor(void *opaque, const char *line, int fd, char **answer, struct ff_error *why);
 
 /* Overlays on these images are to be made, for fork @id; once. @go_on: from here on the guest may
  * stand still, until domain_books_snapshot(). -ENOENT: libvirt knows no such image; -EEXIST */

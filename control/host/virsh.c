@@ -5,6 +5,7 @@
 #include "virsh.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -77,13 +78,22 @@ int virsh_run(const struct strv *words, char **out, struct ff_error *err)
     return rc;
 }
 
-int virsh_monitor(const char *domain, const char *line, char **answer, struct ff_error *err)
+int virsh_monitor(const char *domain, const char *line, int fd, char **answer, struct ff_error *err)
 {
+    /* this one virsh inherits; so does what another thread starts meanwhile, which does no harm */
+    FF_AUTO_CLOSE int its = fd < 0 ? -1 : fcntl(fd, F_DUPFD, 3);
     struct strv w = {0};
+
+    if (fd >= 0 && its < 0)
+        return ff_error_set(err, errno, "virsh: duplicate a descriptor: %s", strerror(errno));
 
     strv_add(&w, "qemu-monitor-command");
     strv_add(&w, "--domain");
     strv_add(&w, "%s", domain);
+    if (its >= 0) {
+        strv_add(&w, "--pass-fds");
+        strv_add(&w, "%d", its);
+    }
     strv_add(&w, "--cmd");
     strv_add(&w, "%s", line);
     int rc = virsh_run(&w, answer, err);

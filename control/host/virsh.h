@@ -27,8 +27,9 @@ int virsh_end(struct spawn *r, const char *command, char **out, struct ff_error 
 /* @r, a virsh that does @command, has ended with @status, which is not 0 */
 int virsh_failed(const struct spawn *r, const char *command, int status, struct ff_error *err);
 
-/* One line of QMP to the domain's monitor, by way of libvirt: the line that answers, to be freed */
-int virsh_monitor(const char *domain, const char *line, char **answer, struct ff_error *err);
+/* One line of QMP to the domain's monitor, by way of libvirt, with @fd, -1: none: the line that answers, to be freed.
+ * To pass one takes libvirt 8.2 */
+int virsh_monitor(const char *domain, const char *line, int fd, char **answer, struct ff_error *err);
 
 /* Of a domain that this host's libvirt runs. -ESRCH: it does not */
 int domain_pid(const char *name, pid_t *pid, struct ff_error *err);

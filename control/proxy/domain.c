@@ -21,11 +21,11 @@
 #define PRECOPY_MIB_S "1"
 
 /* A command of QMP: see qmp_by() */
-static int run_monitor(void *opaque, const char *line, char **answer, struct ff_error *err)
+static int run_monitor(void *opaque, const char *line, int fd, char **answer, struct ff_error *err)
 {
     const struct proxy *p = opaque;
 
-    return virsh_monitor(p->o->domain, line, answer, err);
+    return virsh_monitor(p->o->domain, line, fd, answer, err);
 }
 
 int domain_connect(struct proxy *p, struct ff_error *err)

@@ -35,7 +35,7 @@ int device_state_may(struct qmp *q, struct ff_error *err);
  *
  * Cost:   some milliseconds; with @give_up_disks as long as flushing takes
  * Return: 0; -EFBIG: above DEVICE_STATE_MAX_BYTES; -EPROTO: QEMU wrote nothing; -EIO: a disk was
- *         not given up; -EOPNOTSUPP as qmp_command_with_fd(); else as settle_devices()
+ *         not given up; -EOPNOTSUPP as qmp_by(); else as settle_devices()
  */
 int device_state_save(struct qmp *q, bool give_up_disks, uint8_t **out, size_t *len_bytes,
                       struct ff_error *err);

@@ -75,8 +75,9 @@ static void leaves_nothing(void **state)
 
 static int asked;
 
-static int refuses(void *opaque, const char *line, char **answer, struct ff_error *err)
+static int refuses(void *opaque, const char *line, int fd, char **answer, struct ff_error *err)
 {
+    (void)fd;
     (void)opaque;
     (void)line;
     (void)answer;

@@ -272,12 +272,17 @@ static void test_settles(void **unused)
     assert_string_equal(fake->log, "query-status ");
 }
 
-static int carried(void *opaque, const char *line, char **answer, struct ff_error *why)
+/* @opaque: it passes a descriptor */
+static int carried(void *opaque, const char *line, int fd, char **answer, struct ff_error *why)
 {
-    (void)opaque;
-    (void)why;
-    assert_null(strstr(line, "add-fd"));
-    *answer = strdup("{\"return\":{\"status\":\"paused\"}}");
+    bool adds = strstr(line, "add-fd");
+
+    assert_int_equal(fd >= 0, adds);
+    if (adds && !opaque)
+        return ff_error_set(why, EOPNOTSUPP, "a descriptor");
+    if (adds)
+        assert_int_equal(write(fd, "carried", 7), 7);
+    *answer = strdup(adds ? "{\"return\":{\"fdset-id\":7}}" : "{\"return\":{\"status\":\"paused\"}}");
     return 0;
 }
 
@@ -293,7 +298,12 @@ static void test_carried(void **unused)
     }
     struct qmp *q = qmp_by(carried, NULL, pid);
     assert_fails(save(q, &err), EOPNOTSUPP);
-    assert_error(err, EOPNOTSUPP, "add-fd", "descriptor");
+    qmp_free(q);
+    q = qmp_by(carried, &err, pid);
+    assert_ok(save(q, &err), err);
+    assert_int_equal(state_len, 7);
+    assert_memory_equal(state, "carried", 7);
+    free(state);
     kill(pid, SIGKILL);
     assert_int_equal(waitpid(pid, NULL, 0), pid);
     /* one that has ended has no main thread */

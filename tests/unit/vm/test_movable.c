@@ -49,8 +49,9 @@ static json_t *answer_to(const char *name, json_t *arguments)
     return json_object();
 }
 
-static int carry(void *opaque, const char *line, char **answer, struct ff_error *why)
+static int carry(void *opaque, const char *line, int fd, char **answer, struct ff_error *why)
 {
+    assert_int_equal(fd, -1);
     json_t *m = json_loads(line, 0, NULL);
     json_t *a = json_pack("{so}", "return",
                           answer_to(json_string_value(json_object_get(m, "execute")),
