@@ -17,7 +17,8 @@ static int attach_usage(FILE *out)
 {
     fputs(
         "usage: farfork attach --source --qmp SOCKET [OPTION...] ADDRESS\n"
-        "       farfork attach --destination --qmp SOCKET --connect PATH [OPTION...] ADDRESS\n\n"
+        "       farfork attach --destination --qmp SOCKET --connect PATH [OPTION...] ADDRESS\n"
+        "       farfork attach --source|--destination --domain NAME [OPTION...] ADDRESS\n\n"
         "One side of a move, beside its QEMU, which may be any: farfork move starts both. ADDRESS is\n"
         "HOST:PORT[,option...] of the destination's.\n\n"
         "  --source                beside the QEMU that has the guest\n"
@@ -27,6 +28,9 @@ static int attach_usage(FILE *out)
         "  --connect PATH          unix socket where the destination's QEMU is to wait for its migration\n"
         "  --monitor PATH          unix socket where QMP says ADDRESS, by migrate or migrate-incoming\n"
         "                          with rdma-postcopy:ADDRESS, and query-migrate how far it is\n"
+        "  --domain NAME           the QEMU is of libvirt's domain NAME: the first line of input is ADDRESS's key,\n"
+        "                          the second one the domain, as farfork move --domain gives them; the end of\n"
+        "                          input ends the move, before the guest was let go\n"
         "  --rundir DIR            a run directory that is removed at the end\n"
         "  --keep                  source: its QEMU is not ended when all is there: it stands still\n"
         "  --watcher PATH          destination: unix socket of who may attach to QEMU\n"
@@ -41,7 +45,8 @@ static int attach_usage(FILE *out)
 
 int cmd_attach(int argc, char **argv)
 {
-    enum { SOURCE = 256, DESTINATION, QMP, PID, CONNECT, JSON, MONITOR, RUNDIR, KEEP, WATCHER, METRICS_DIR };
+    enum { SOURCE = 256, DESTINATION, QMP, PID, CONNECT, JSON, MONITOR, RUNDIR, KEEP, WATCHER, METRICS_DIR,
+           DOMAIN };
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
                                             {"source", no_argument, NULL, SOURCE},
                                             {"destination", no_argument, NULL, DESTINATION},
@@ -53,6 +58,7 @@ int cmd_attach(int argc, char **argv)
                                             {"keep", no_argument, NULL, KEEP},
                                             {"watcher", required_argument, NULL, WATCHER},
                                             {"metrics-dir", required_argument, NULL, METRICS_DIR},
+                                            {"domain", required_argument, NULL, DOMAIN},
                                             {"json", no_argument, NULL, JSON},
                                             {0}};
     struct attach_options o = {0};
@@ -75,13 +81,16 @@ int cmd_attach(int argc, char **argv)
         case RUNDIR: o.rundir = optarg; break;
         case WATCHER: o.watcher = optarg; break;
         case KEEP: o.keep = true; break;
+        case DOMAIN: o.domain = optarg; break;
         case METRICS_DIR: o.metrics_dir = optarg; break;
         case JSON: o.json = true; break;
         default: return opt == 'h' ? attach_usage(stdout) : value_unknown("farfork attach");
         }
     if (o.path && !strncmp(o.path, "unix:", 5)) /* as QEMU writes it */
         o.path += 5;
-    if (source == destination || !o.qmp || !o.path != source || (o.watcher && source) || (o.keep && !source) ||
+    if (o.domain ? o.qmp || o.path || o.pid || o.monitor || o.keep || o.watcher : !o.qmp || !o.path != source)
+        return attach_usage(stderr);
+    if (source == destination || (o.watcher && source) || (o.keep && !source) ||
         argc - optind != !o.monitor)
         return attach_usage(stderr);
     if (!o.monitor)

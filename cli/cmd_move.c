@@ -23,14 +23,14 @@ static int move_usage(FILE *out)
         "Move a running guest to another host: it stops here and runs there at once, and its\n"
         "memory follows. PARENT is the QMP socket of its QEMU, on this host; disks are on storage\n"
         "that both hosts share.\n\n"
-        "  --domain NAME           move libvirt's domain NAME, by proxies and virsh migrate with WORDs;\n"
-        "                          URI is of the libvirt there: qemu+ssh://HOST/system. Of the options\n"
-        "                          below: launcher, untested, options, agent, timeout, json\n"
+        "  --domain NAME           move libvirt's domain NAME; URI is of the libvirt there:\n"
+        "                          qemu+ssh://HOST/system. WORDs are two of virsh migrate's: --persistent\n"
+        "                          and --undefinesource. Of the options below: launcher, options, agent,\n"
+        "                          timeout, json\n"
         "  --address ADDRESS       with that: of HOST, for the memory\n"
         "  --launcher TEMPLATE     how to run {cmd} on {host}; default: 'ssh {host} {cmd}'\n"
         "  --via attach|transport  by a process beside each QEMU, whatever QEMU it is, or by the transport\n"
         "                          of patched QEMUs; default: attach\n"
-        "  --untested              with --domain: also a QEMU whose version was not tested\n"
         "  --options OPTIONS       of the transport: 'precopy=1,timeout=30'\n"
         "  --qemu PATH             the QEMU there; default: the one here\n"
         "  --tpm SOCKET            with a TPM: the control socket of an swtpm there\n"
@@ -88,7 +88,7 @@ int cmd_move(int argc, char **argv)
 {
     enum {
         LAUNCHER = 256, OPTIONS, QEMU, AGENT, RUNDIR, ID, TIMEOUT, JSON, QUIET, FALLBACK, FENCE,
-        LEASE, RECORD, OVERLAYS, OUTPUT, VIA, UNTESTED, DOMAIN, ADDRESS, METRICS_DIR, SCOPE,
+        LEASE, RECORD, OVERLAYS, OUTPUT, VIA, DOMAIN, ADDRESS, METRICS_DIR, SCOPE,
         TPM, UNPLUG, PLUG, KEEP_SOURCE, UNCONFINED, SAME_DISKS
     };
     static const struct option options[] = {
@@ -100,7 +100,7 @@ int cmd_move(int argc, char **argv)
         {"lease", required_argument, NULL, LEASE}, {"record", required_argument, NULL, RECORD},
         {"overlays", required_argument, NULL, OVERLAYS}, {"output", required_argument, NULL, OUTPUT},
         {"domain", required_argument, NULL, DOMAIN}, {"address", required_argument, NULL, ADDRESS},
-        {"via", required_argument, NULL, VIA}, {"untested", no_argument, NULL, UNTESTED},
+        {"via", required_argument, NULL, VIA},
         {"same-disks", no_argument, NULL, SAME_DISKS},
         {"unplug", required_argument, NULL, UNPLUG}, {"plug", required_argument, NULL, PLUG},
         {"unconfined", no_argument, NULL, UNCONFINED},
@@ -160,7 +160,6 @@ int cmd_move(int argc, char **argv)
             break;
         case UNCONFINED: o.unconfined = true; break;
         case KEEP_SOURCE: way.keep_source = true; break;
-        case UNTESTED: domain.untested = true; break;
         case SAME_DISKS: way.same_disks = true; break;
         case SCOPE: o.scope = optarg; break;
         case METRICS_DIR: o.metrics_dir = optarg; break;
@@ -170,7 +169,7 @@ int cmd_move(int argc, char **argv)
         }
     if (domain.name)
         return move_domain(&domain, &o, &back, &way, argv + optind);
-    if (argc - optind != 2 || domain.address || domain.untested)
+    if (argc - optind != 2 || domain.address)
         return move_usage(stderr);
     o.parent_path = argv[optind];
     int code = move_run(&o, &back, &way, argv[optind + 1]);

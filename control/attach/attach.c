@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
-#include "attach_private.h"
+#include "attach_domain.h"
 #include "rundir.h"
 #include "thread.h"
 
@@ -180,6 +180,8 @@ void attach_close(struct attach *a)
         pthread_kill(a->signal_thread, SIGUSR1);
         pthread_join(a->signal_thread, NULL);
     }
+    if (a->has_input)
+        pthread_join(a->input_thread, NULL);
     if (a->dest)
         ff_dest_free(a->dest);
     for (unsigned i = 0; a->maps && i < a->n_main; i++) {
@@ -198,6 +200,7 @@ void attach_close(struct attach *a)
     free(a->all);
     free(a->stream.data);
     qmp_free(a->q);
+    attach_domain_free(a);
     ff_address_free(a->address);
     ff_close_fd(&a->sock);
     ff_close_fd(&a->stop_fd);

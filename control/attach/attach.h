@@ -47,6 +47,7 @@ enum {
  * @path:    destination: where its QEMU waits for the stream that we write
  * @address: of the link: HOST:PORT[,option...]
  * @monitor: instead of @address: where it is told that by QMP; NULL: it is not
+ * @domain:  instead of @qmp: the QEMU is libvirt's: attach_domain.h; both sides
  * @rundir:  a run directory, to be removed at the end; NULL: none
  * @watcher: destination: watcher.h's socket; NULL: this process may attach itself
  * @keep:    source: the QEMU is not ended when its guest is there
@@ -54,7 +55,7 @@ enum {
  * @json:    events on standard output, an object a line
  */
 struct attach_options {
-    const char *qmp, *path, *address, *monitor, *rundir, *metrics_dir, *watcher;
+    const char *qmp, *path, *address, *monitor, *rundir, *metrics_dir, *watcher, *domain;
     pid_t pid;
     bool json, keep;
 };

@@ -4,7 +4,7 @@
  */
 #include <errno.h>
 
-#include "attach_private.h"
+#include "attach_domain.h"
 #include "thread.h"
 
 #define CONT_LIMIT_MS (24 * 3600 * 1000) /* it may wait for pages, and they for a link */
@@ -17,7 +17,7 @@ static void *run_cont(void *opaque)
     struct ff_error why = {0};
 
     qmp_limit(a->q, CONT_LIMIT_MS);
-    int rc = attach_qmp(a, "cont", NULL, NULL, &why);
+    int rc = a->domain ? attach_restore_run(a, &why) : attach_qmp(a, "cont", NULL, NULL, &why);
 
     pthread_mutex_lock(&a->lock);
     a->cont_done = true;
@@ -96,8 +96,10 @@ static int run_guest(struct attach *a, struct ff_error *err)
 static int fetch_all(struct attach *a, struct ff_error *err)
 {
     struct ff_error why = {0};
-    int rc = a->was_running ? run_guest(a, err) : 0; /* or it is paused, as it was there */
 
+    if (a->domain)
+        attach_restore_let_go(a);
+    int rc = a->was_running ? run_guest(a, err) : 0; /* or it is paused, as it was there */
     if (rc)
         return rc;
     attach_runs(a);
@@ -154,6 +156,7 @@ static int follow_dest(struct attach *a)
             ff_dest_refuse(a->dest, why.text, 0, NULL);
         attach_fail(a, &why);
         attach_say_why(a, "failed", &why);
+        attach_restore_drop(a);
         if (a->listens) /* it has nobody else's guest */
             attach_qemu_end(a);
         return ATTACH_EXIT_HERE;
@@ -167,6 +170,8 @@ static int follow_dest(struct attach *a)
         }
         attach_say_why(a, "incomplete", &why);
     } else {
+        if (a->domain)
+            attach_restore_define(a);
         attach_event(a, "complete", NULL);
     }
     if (all && !ff_dest_is_told(a->dest) && a->reconnect_ms) /* the source may not know yet */

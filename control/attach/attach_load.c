@@ -8,7 +8,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#include "attach_private.h"
+#include "attach_domain.h"
 #include "autojson.h"
 #include "thread.h"
 
@@ -45,6 +45,8 @@ static int open_dest(struct attach *a, struct ff_error *err)
     a->dest = d;
     pthread_mutex_unlock(&a->lock);
     rc = ff_dest_elsewhere(d, err);
+    if (a->domain)
+        ff_dest_on_table(d, attach_restore_find, a);
     for (unsigned i = 0; !rc && i < a->n_main; i++)
         rc = attach_add_dest_region(a, &a->main[i], err);
     if (!rc)
@@ -55,10 +57,10 @@ static int open_dest(struct attach *a, struct ff_error *err)
 static int watch_memory(struct attach *a, struct ff_error *err)
 {
     struct watch *w = &a->watch;
-    struct watch_device d;
+    struct watch_device d = {.there = -1};
 
     pthread_mutex_lock(&a->qmp_lock);
-    int rc = watch_pass_device(a->q, &d, err);
+    int rc = a->domain ? 0 : watch_pass_device(a->q, &d, err); /* libvirt's monitor is not free while it restores */
     pthread_mutex_unlock(&a->qmp_lock);
     if (rc)
         return rc;
@@ -135,7 +137,7 @@ static int give_stream(struct attach *a, struct ff_error *err)
 
 int attach_load(struct attach *a, struct ff_error *err)
 {
-    int rc = look_at_dest(a, err);
+    int rc = a->domain ? attach_restore_begin(a, err) : look_at_dest(a, err);
 
     if (!rc)
         rc = open_dest(a, err);
@@ -149,6 +151,8 @@ int attach_load(struct attach *a, struct ff_error *err)
         rc = ff_dest_start(a->dest, err);
     if (!rc)
         rc = take_state(a, err);
+    if (!rc && a->domain)
+        return attach_restore_give(a, err);
     if (!rc)
         rc = give_stream(a, err);
     return rc ? rc : attach_qemu_wait_loaded(a, err);

@@ -5,10 +5,10 @@
 #include <errno.h>
 #include <sys/mman.h>
 
-#include "attach_private.h"
+#include "attach_domain.h"
 int attach_look(struct attach *a, struct ff_error *err)
 {
-    int rc = attach_qemu_connect(a, err);
+    int rc = a->domain ? attach_domain_connect(a, err) : attach_qemu_connect(a, err);
 
     if (rc)
         return rc;

@@ -57,7 +57,8 @@ struct attach {
     struct attach_map *maps;         /* source: of each of @main */
     struct incoming_stream stream;
     bool stopped;         /* source: the guest was told to */
-    struct hold *hold;    /* source */
+    struct hold *hold;    /* source; of a domain the destination, from READY to GO */
+    struct attach_domain *domain; /* NULL: it is none of libvirt's */
     _Atomic bool is_held; /* likewise: its QEMU answers nobody */
     struct watch watch;   /* destination */
     bool listens;         /* destination: its QEMU waits for a migration, which is ours */
@@ -69,8 +70,8 @@ struct attach {
     unsigned reconnect_ms;
     size_t state_bytes;
     int stop_fd; /* readable: QMP's waits end */
-    pthread_t signal_thread, cont_thread, finish_thread;
-    bool has_signals, has_finish;
+    pthread_t signal_thread, input_thread, cont_thread, finish_thread;
+    bool has_signals, has_input, has_finish;
     /* under @lock */
     pthread_mutex_t lock;
     pthread_cond_t changed;

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <sys/uio.h>
 
-#include "attach_private.h"
+#include "attach_domain.h"
 #include "autojson.h"
 #include "device_state.h"
 #include "failpoint.h"
@@ -126,14 +126,14 @@ static int stop_and_save(struct attach *a, struct ff_error *err)
     a->pause_ns = ff_now_ns();
     a->stopped = !rc;
     if (!rc)
-        rc = qmp_command(a->q, "stop", NULL, NULL, err);
+        rc = a->domain ? attach_domain_stop(a, err) : qmp_command(a->q, "stop", NULL, NULL, err);
     if (!rc)
         rc = check_same_blocks(a, err);
     if (!rc)
         rc = device_state_save(a->q, a->was_running, &state, &len, err);
     if (!rc) /* nobody's input changes memory any more */
-        rc = hold_begin(a->pid, &a->hold, err);
-    if (!rc)
+        rc = a->domain ? attach_domain_hold(a, err) : hold_begin(a->pid, &a->hold, err);
+    if (!rc && !a->domain)
         rc = check_still_stopped(a->q, err);
     atomic_store(&a->is_held, a->hold != NULL);
     pthread_mutex_unlock(&a->qmp_lock);
@@ -188,10 +188,12 @@ void attach_save_back(struct attach *a)
 /* One that is kept, or of which nobody knows what has become of its guest, stands still: no monitor makes it run */
 void attach_save_over(struct attach *a, int code)
 {
-
     if (!a->hold)
         return;
-    hold_end(a->hold, !code && !a->o->keep ? SIGKILL : SIGSTOP);
+    if (a->domain && !code)
+        attach_domain_end(a);
+    else
+        hold_end(a->hold, !code && !a->o->keep ? SIGKILL : SIGSTOP);
     a->hold = NULL;
     atomic_store(&a->is_held, false);
 }

@@ -6,7 +6,7 @@
 #include <signal.h>
 #include <stdio.h>
 
-#include "attach_private.h"
+#include "attach_domain.h"
 
 static int serve_there(struct attach *a, struct ff_error *err)
 {
@@ -68,7 +68,7 @@ static int say_back(struct attach *a, int rc, const struct ff_error *why)
     else
         attach_event(a, "stuck",
                      json_pack("{s:s+}", "reason", why->text, ": the guest did not run elsewhere; see query-status, "
-                                                              "and give cont at its QEMU here"));
+                                                              "and give cont (virsh resume) at its QEMU here"));
     return rc ? ATTACH_EXIT_TROUBLE : ATTACH_EXIT_HERE;
 }
 
@@ -82,7 +82,7 @@ static int stay_here(struct attach *a, const struct ff_error *why)
     attach_save_back(a);
     if (!a->stopped)
         return ATTACH_EXIT_HERE;
-    int rc = attach_qemu_take_back(a, &back);
+    int rc = a->domain ? attach_domain_take_back(a, &back) : attach_qemu_take_back(a, &back);
     return say_back(a, rc, &back);
 }
 

@@ -22,7 +22,7 @@
 #include <sys/prctl.h>
 #include <signal.h>
 
-#include "attach_private.h"
+#include "attach_domain.h"
 #include "autojson.h"
 #include "monitor.h"
 #include "qmp_secret.h"
@@ -214,6 +214,8 @@ int attach_take_address(struct attach *a, struct ff_error *err)
 {
     int rc = a->o->monitor ? wait_told(a, err) : ff_address_parse(a->o->address, &a->address, err);
 
+    if (!rc && a->o->domain)
+        rc = attach_read_input(a, err);
     if (rc)
         return rc;
     a->reconnect_ms = (unsigned)ff_address_reconnect_ms(a->address);

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * move_domain.c - farfork move --domain: the proxies of a domain, and what they say
+ * move_domain.c - farfork move --domain: both sides of a domain's move, and what they say
  */
 /**
  * DOC: Theory of Operation
  *
- * Picture      farfork move --launcher--> proxy --destination --domain NAME   (1) listens
- *              farfork move ------------> proxy --source --domain NAME        (2) moves it
- *              Both get the key by their input, and say events by their output, a JSON object a line.
- * Ownership    each proxy is in a process group of its own. Once the guest was let go it stays until
+ * Picture      farfork move --launcher--> attach --destination --domain NAME   (1) libvirt restores it; listens
+ *              farfork move ------------> attach --source --domain NAME        (2) moves it
+ *              Both get the key and the domain by their input, and say events by their output, a JSON object a line.
+ * Ownership    each is in a process group of its own. Once the guest was let go it stays until
  *              the memory is there, also without this program.
  * Failure      the source's exit code says where the guest is. Before GO the end of its input, or
- *              of the destination's, ends the move: the guest goes on here.
+ *              of the destination's, ends the move: the guest goes on here. A source that was killed has let go of
+ *              its guest only if the kernel has ended the QEMU with it (hold.h): else the domain is resumed here.
  */
 #include "move_domain.h"
 
@@ -20,8 +21,8 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/signalfd.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -32,11 +33,11 @@
 #include "qmp_secret.h"
 #include "signals.h"
 #include "spawn.h"
+#include "virsh.h"
 
-/* Where libvirt's QEMU may make a socket, and libvirtd finds it */
-#define SOCKET_FOLDER "/var/lib/libvirt/qemu"
 #define WRITE_LIMIT_MS 10000
-#define END_LIMIT_MS 30000 /* of the destination's, once the source's has ended */
+#define END_LIMIT_MS 60000 /* of the destination's, once the source's has ended: libvirt ends its QEMU */
+#define KILLED_LIMIT_MS 5000 /* the kernel frees its memory first */
 
 struct domain_side {
     struct spawn run;
@@ -45,14 +46,16 @@ struct domain_side {
     json_t *ended;       /* its summary; NULL: not yet */
     char *reason, *note; /* why it came to nothing; what else is to be said */
     int code;
+    bool killed;
 };
 
 struct domain_move {
     const struct domain_options *o;
     struct domain_side here, there;
-    char *host, *address, *path, *key;
-    int signals;
-    bool interrupted; /* before there was a proxy here */
+    char *host, *address, *key, *given; /* the second line of both inputs */
+    bool persistent, undefine, was_running;
+    int signals, qemu_fd;
+    bool interrupted; /* before there was a side here */
     struct ff_error why;
 };
 
@@ -77,7 +80,7 @@ static void on_side_line(void *opaque, const char *line)
     else if (!strcmp(name, "failed") || !strcmp(name, "lost") || !strcmp(name, "stuck") ||
              !strcmp(name, "nowhere") || !strcmp(name, "incomplete"))
         take_text(&side->reason, e);
-    else if (!strcmp(name, "unconfirmed") || !strcmp(name, "virsh") || !strcmp(name, "refused"))
+    else if (!strcmp(name, "unconfirmed") || !strcmp(name, "waiting") || !strcmp(name, "refused"))
         take_text(&side->note, e);
     else if (!strcmp(name, "ended"))
         side->ended = json_incref(e);
@@ -95,9 +98,9 @@ static void read_side(struct domain_side *side)
         on_side_line(side, line);
     if (!side->over)
         return;
-    side->code = spawn_ended(&side->run, END_LIMIT_MS, &status) && WIFEXITED(status)
-                     ? WEXITSTATUS(status)
-                     : MOVE_EXIT_TROUBLE;
+    bool ended = spawn_ended(&side->run, END_LIMIT_MS, &status);
+    side->killed = ended && WIFSIGNALED(status);
+    side->code = ended && WIFEXITED(status) ? WEXITSTATUS(status) : MOVE_EXIT_TROUBLE;
 }
 
 /* Why a side ended; @who: for one without a reason */
@@ -106,9 +109,57 @@ static const char *reason_of(const struct domain_side *side, const char *who)
     return side->reason && *side->reason ? side->reason : side->run.words ? side->run.words : who;
 }
 
+/* --- the domain --- */
+
+static int dump_domain(const struct domain_move *m, const char *const *options, char **out, struct ff_error *why)
+{
+    struct strv w = {0};
+
+    strv_add(&w, "dumpxml");
+    strv_add(&w, "--domain");
+    strv_add(&w, "%s", m->o->name);
+    for (; *options; options++)
+        strv_add(&w, "%s", *options);
+    int rc = virsh_run(&w, out, why);
+    strv_free(&w);
+    return rc;
+}
+
+/* What the destination restores: with secrets, which --migratable has; the CPU as the running guest has it */
+static int look_at_domain(struct domain_move *m, struct ff_error *why)
+{
+    FF_AUTO_FREE char *xml = NULL, *cpu = NULL, *define = NULL, *status = NULL, *text = NULL;
+    pid_t pid;
+    int rc = domain_pid(m->o->name, &pid, why);
+
+    if (rc)
+        return rc;
+    m->qemu_fd = (int)syscall(SYS_pidfd_open, pid, 0);
+    if (m->qemu_fd < 0)
+        return ff_error_set(why, errno, "domain %s: its process %d: %s", m->o->name, (int)pid, strerror(errno));
+    rc = virsh_monitor(m->o->name, "{\"execute\":\"query-status\"}", -1, &status, why);
+    FF_AUTO_JSON json_t *answer = rc ? NULL : json_loads(status, 0, NULL);
+    m->was_running = json_is_true(json_object_get(json_object_get(answer, "return"), "running"));
+    if (!rc)
+        rc = dump_domain(m, (const char *[]){"--migratable", NULL}, &xml, why);
+    if (!rc)
+        rc = dump_domain(m, (const char *[]){"--xpath", "/domain/cpu", NULL}, &cpu, why);
+    if (!rc && m->persistent)
+        rc = dump_domain(m, (const char *[]){"--inactive", "--migratable", "--security-info", NULL}, &define, why);
+    if (rc)
+        return rc;
+    FF_AUTO_JSON json_t *o = json_pack("{ss ss* ss* sb}", "xml", xml, "cpu", *cpu ? cpu : NULL, "define", define,
+                                       "undefine", m->undefine);
+    text = o ? json_dumps(o, JSON_COMPACT) : NULL;
+    if (!text)
+        return ff_error_set(why, EPROTO, "domain %s: virsh dumpxml printed no UTF-8", m->o->name);
+    m->given = xprintf("%s\n", text);
+    return 0;
+}
+
 /* --- run --- */
 
-/* The proxy here says whether it ends */
+/* The side here says whether it ends */
 static void pass_signal(struct domain_move *m)
 {
     struct signalfd_siginfo s;
@@ -139,14 +190,11 @@ static void wait_sides(struct domain_move *m, int limit_ms)
 
 static void add_common(const struct domain_move *m, struct strv *w, const char *side)
 {
-    strv_add(w, "proxy");
+    strv_add(w, "attach");
     strv_add(w, "--json");
-    strv_add(w, "--keyed");
     strv_add(w, "--%s", side);
     strv_add(w, "--domain");
     strv_add(w, "%s", m->o->name);
-    if (m->o->untested)
-        strv_add(w, "--untested");
 }
 
 static void add_link(const struct domain_move *m, struct strv *w, json_int_t port)
@@ -165,8 +213,10 @@ static int start_side(struct domain_move *m, struct domain_side *side, const str
     if (rc)
         return rc;
     rc = key_line_write(side->run.in, m->key, WRITE_LIMIT_MS);
+    if (!rc)
+        rc = jsonl_write(side->run.in, m->given, strlen(m->given), WRITE_LIMIT_MS);
     return rc && rc != -EPIPE /* its last words say why */
-               ? ff_error_set(&m->why, -rc, "give a proxy its key: %s", strerror(-rc))
+               ? ff_error_set(&m->why, -rc, "give a side its key and domain: %s", strerror(-rc))
                : 0;
 }
 
@@ -179,8 +229,6 @@ static int start_destination(struct domain_move *m)
 
     strv_add(&w, "%s", o->agent ? o->agent : own);
     add_common(m, &w, "destination");
-    strv_add(&w, "--connect");
-    strv_add(&w, "%s", m->path);
     add_link(m, &w, 0);
     FF_AUTO_FREE char *line =
         launcher_line(o->launcher ? o->launcher : launcher_default(), m->host, w.v);
@@ -191,11 +239,11 @@ static int start_destination(struct domain_move *m)
         if (m->interrupted)
             return ff_error_set(&m->why, EINTR, "ended by a signal");
         if (ff_now_ms() > end)
-            return ff_error_set(&m->why, ETIMEDOUT, "%s: no proxy there within %u s", m->host,
+            return ff_error_set(&m->why, ETIMEDOUT, "%s: nobody listens there within %u s", m->host,
                                 o->timeout_s);
     }
     return rc || m->there.port ? rc
-                               : ff_error_set(&m->why, ECHILD, "%s: the proxy there ended: %s",
+                               : ff_error_set(&m->why, ECHILD, "%s: %s",
                                               m->host, reason_of(&m->there, "no message"));
 }
 
@@ -206,28 +254,47 @@ static int start_source(struct domain_move *m)
 
     strv_add(&w, "%s", own);
     add_common(m, &w, "source");
-    strv_add(&w, "--to");
-    strv_add(&w, "%s", m->o->uri);
-    strv_add(&w, "--listen");
-    strv_add(&w, "%s", m->path);
     add_link(m, &w, m->there.port);
-    strv_add(&w, "--");
-    for (char *const *word = m->o->words; *word; word++)
-        strv_add(&w, "%s", *word);
     int rc = start_side(m, &m->here, &w, NULL);
     strv_free(&w);
     return rc;
 }
 
+/* Of a source that was killed */
+static int give_back_domain(struct domain_move *m)
+{
+    struct pollfd ended = {.fd = m->qemu_fd, .events = POLLIN};
+    struct ff_error why;
+    struct strv w = {0};
+
+    spawn_close_input(&m->there.run);
+    if (poll(&ended, 1, KILLED_LIMIT_MS)) { /* or nobody knows */
+        ff_error_set(&m->why, ECHILD, "the side here was killed, and the QEMU here has ended with it");
+        return MOVE_EXIT_TROUBLE;
+    }
+    ff_error_set(&m->why, ECHILD, "the side here was killed");
+    strv_add(&w, "resume");
+    strv_add(&w, "--domain");
+    strv_add(&w, "%s", m->o->name);
+    int rc = m->was_running ? virsh_run(&w, NULL, &why) : 0;
+    strv_free(&w);
+    if (rc)
+        m->here.note = xstrdup(why.text);
+    return MOVE_EXIT_HERE;
+}
+
 static int run_sides(struct domain_move *m)
 {
-    int rc = start_destination(m);
+    int rc = look_at_domain(m, &m->why);
+
+    if (!rc)
+        rc = start_destination(m);
 
     if (!rc)
         rc = start_source(m);
     while (!rc && !m->here.over)
         wait_sides(m, -1);
-    int code = rc ? MOVE_EXIT_HERE : m->here.code;
+    int code = rc ? MOVE_EXIT_HERE : m->here.killed ? give_back_domain(m) : m->here.code;
     if (code == MOVE_EXIT_HERE)
         spawn_close_input(&m->there.run); /* it may wait for a source still */
     uint64_t end = ff_now_ms() + END_LIMIT_MS;
@@ -262,20 +329,30 @@ static int take_host(struct domain_move *m, struct ff_error *why)
                         why);
 }
 
+/* As virsh migrate has them; the other ones would need that */
+static int take_words(struct domain_move *m, struct ff_error *why)
+{
+    for (char *const *word = m->o->words; *word; word++) {
+        if (strcmp(*word, "--persistent") && strcmp(*word, "--undefinesource"))
+            return ff_error_set(why, EINVAL, "%s: no word for a move without virsh migrate (permitted: --persistent, "
+                                             "--undefinesource)", *word);
+        *(strcmp(*word, "--persistent") ? &m->undefine : &m->persistent) = true;
+    }
+    return 0;
+}
+
 static int prepare_domain(struct domain_move *m)
 {
-    unsigned number;
     int rc = m->o->launcher ? launcher_check(m->o->launcher, &m->why) : launcher_check_step(&m->why);
 
     if (!rc)
         rc = take_host(m, &m->why);
     if (!rc)
+        rc = take_words(m, &m->why);
+    if (!rc)
         rc = key_text_make(&m->key, &m->why);
     if (rc)
         return rc;
-    if (getrandom(&number, sizeof(number), 0) != sizeof(number))
-        return ff_error_set(&m->why, errno, "getrandom: %s", strerror(errno));
-    m->path = xprintf(SOCKET_FOLDER "/farfork-%08x.sock", number);
     m->signals = signals_take();
     return 0;
 }
@@ -330,13 +407,13 @@ static void free_side(struct domain_side *side, int code)
 
 int move_domain_run(const struct domain_options *o)
 {
-    struct domain_move m = {.o = o, .here.run = SPAWN_NONE, .there.run = SPAWN_NONE, .signals = -1};
+    struct domain_move m = {.o = o, .here.run = SPAWN_NONE, .there.run = SPAWN_NONE, .signals = -1, .qemu_fd = -1};
     int code = EXIT_USAGE;
 
     if (!prepare_domain(&m)) {
         code = run_sides(&m);
         if (code && !*m.why.text)
-            ff_error_set(&m.why, EIO, "%s", reason_of(&m.here, "the proxy here ended"));
+            ff_error_set(&m.why, EIO, "%s", reason_of(&m.here, "the side here ended"));
         print_domain(&m, code);
     } else {
         fprintf(stderr, "farfork move: %s\n", m.why.text);
@@ -346,7 +423,8 @@ int move_domain_run(const struct domain_options *o)
     key_text_free(m.key);
     free(m.host);
     free(m.address);
-    free(m.path);
+    free(m.given);
+    ff_close_fd(&m.qemu_fd);
     ff_close_fd(&m.signals);
     return code;
 }

@@ -13,12 +13,12 @@
  * @uri:     of the destination's libvirt, with a host
  * @address: of that host, for the link; NULL: as in @uri
  * @link_options: of the link: 'timeout=30'
- * @words:   more of virsh migrate's, NULL at the end
+ * @words:   of virsh migrate's: "--persistent", "--undefinesource"; NULL at the end
  */
 struct domain_options {
     const char *name, *uri, *address, *launcher, *agent, *link_options;
     unsigned timeout_s;
-    bool untested, json;
+    bool json;
     char *const *words;
 };
 

@@ -84,7 +84,7 @@ E2E_TESTS := \
     tests/e2e/stock_stream.py:140 \
     tests/e2e/attach_move.py:250 \
     tests/e2e/libvirt_move.py:100 \
-    tests/e2e/libvirt_proxy.py:320 \
+    tests/e2e/libvirt_attach.py:220 \
     tests/e2e/libvirt_fork.py:$(if $(filter 1,$(FARFORK_FULL)),600,220) \
     tests/e2e/metrics.py:100
 

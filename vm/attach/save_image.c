@@ -16,7 +16,7 @@
 #define VERSION 2u
 #define FORMAT_RAW 0u
 
-static void put_number(uint8_t **at, uint32_t value)
+static void put_le32(uint8_t **at, uint32_t value)
 {
     for (int i = 0; i < 4; i++)
         *(*at)++ = (uint8_t)(value >> 8 * i);
@@ -35,11 +35,11 @@ int save_image_head(const char *xml, const char *cpu, bool running, uint8_t **ou
     if (!image)
         return ff_error_set(err, ENOMEM, "save image: out of memory");
     memcpy(image, MAGIC, MAGIC_LEN);
-    put_number(&at, VERSION);
-    put_number(&at, (uint32_t)(xml_len + cookie_len));
-    put_number(&at, running);
-    put_number(&at, FORMAT_RAW);
-    put_number(&at, cookie ? (uint32_t)xml_len : 0);
+    put_le32(&at, VERSION);
+    put_le32(&at, (uint32_t)(xml_len + cookie_len));
+    put_le32(&at, running);
+    put_le32(&at, FORMAT_RAW);
+    put_le32(&at, cookie ? (uint32_t)xml_len : 0);
     memcpy(image + HEAD_LEN, xml, xml_len);
     if (cookie)
         memcpy(image + HEAD_LEN + xml_len, cookie, cookie_len);
