@@ -39,6 +39,8 @@ def moves(t, guest, name):
         with Move(t, a) as m:
             with there(t, f'moved-{name}', m.end(0, 'there')) as b:
                 check_ledger(a, b, sweeps=1)
+            if m.result['notes']:       # that its QEMU has ended is no news
+                raise Failed(f'notes: {m.result["notes"]}')
             if a.proc.wait(10) != -signal.SIGKILL:
                 raise Failed('the QEMU here was not ended')
             say_phases(m)
