@@ -273,16 +273,17 @@ int move_find_parent(struct move *m, struct ff_error *why)
 int move_quit_parent(struct move *m, struct ff_error *why)
 {
     struct pollfd p = {.events = POLLIN};
+    const bool is_killed = m->via == VIA_ATTACH; /* by the process beside it */
 
-    if (!m->s.qmp)
+    if (!is_killed && !m->s.qmp)
         return ff_error_set(why, ENOTCONN, "its QMP socket does not answer");
     p.fd = (int)syscall(SYS_pidfd_open, m->s.parent_pid, 0);
-    int rc = qmp_command(m->s.qmp, "quit", NULL, NULL, why);
+    int rc = is_killed ? 0 : qmp_command(m->s.qmp, "quit", NULL, NULL, why);
     if (rc == -EPIPE)
         rc = 0;
     if (!rc && p.fd >= 0 && poll(&p, 1, (int)m->s.o.timeout_s * 1000) <= 0)
-        rc = ff_error_set(why, ETIMEDOUT, "it has not ended within %u s of `quit`",
-                          m->s.o.timeout_s);
+        rc = ff_error_set(why, ETIMEDOUT, "it has not ended within %u s of %s", m->s.o.timeout_s,
+                          is_killed ? "SIGKILL" : "`quit`");
     m->s.parent_gone = !rc;
     if (p.fd >= 0)
         close(p.fd);
