@@ -51,9 +51,10 @@ TOOL_OBJ := $(TOOL_SRC:%.c=$(BUILD)/obj/%.o)
 TOOL_MAIN := $(BUILD)/obj/cli/farfork.o $(BUILD)/obj/cli/vmclone.o # one program each
 
 DEPS_LIB := $(BUILD)/.deps-lib
+DEPS_GUESTS := $(BUILD)/.deps-guests
 DEPS_ALL := $(BUILD)/.deps-all
 
-.PHONY: all lib tools qemu guests demo check check-full check-asan check-tsan check-fuzz \
+.PHONY: all lib tools qemu guests check check-full check-asan check-tsan check-fuzz \
         clean help install
 all: lib tools qemu guests
 
@@ -63,7 +64,8 @@ $(BUILD)/.deps-%: scripts/deps
 	@touch $@
 
 # one after the other: apt takes one at a time
-$(BUILD)/.deps-all: $(BUILD)/.deps-lib
+$(BUILD)/.deps-guests: $(BUILD)/.deps-lib
+$(BUILD)/.deps-all: $(BUILD)/.deps-guests
 $(BUILD)/.deps-lab: $(BUILD)/.deps-all
 
 # --- library and tools ---
@@ -127,8 +129,9 @@ include scripts/install.mk
 include tests/packages/packages.mk
 include tests/guests/debian/debian.mk
 
-# What these fragments build needs every package
-$(BUILD)/guests/micro.elf $(LG_OUT)/guestload $(LG_KERNEL)/release $(PLATFORM_TESTS): | $(DEPS_ALL)
+# What these fragments build needs more packages
+$(MICRO_OBJ) $(LG_OUT)/guestload $(LG_KERNEL)/release: | $(DEPS_GUESTS)
+$(PLATFORM_TESTS): | $(DEPS_ALL)
 
 guests: $(BUILD)/guests/micro.elf linux-guest
 
@@ -139,7 +142,8 @@ help:
 	@printf '%s\n' \
 	  'make            library, tools, QEMU and test guests' \
 	  'make lib        library and tools alone, in seconds' \
-	  'make demo       move two live guests, fork one, and show what happened' \
+	  "make demo       move running guests of this machine's own QEMU, and show what happened (3 minutes)" \
+	  'make demo-qemu  the same, and a fork, with the patched QEMU, which it builds' \
 	  'make bench      what moves cost, against what QEMU has (12 minutes; FULL=1: all)' \
 	  'make bench-visit   a guest goes to its data and back: a visit against two moves (3 minutes)' \
 	  'make bench-remote  what calls of a remote accelerator notice of a move (2 minutes)' \

@@ -20,7 +20,7 @@ static const struct command {
 } commands[] = {
     {"doctor", "print what this host can do, what it cannot, and why", cmd_doctor},
     {"bench", "measure what a move costs, against what QEMU has", cmd_bench},
-    {"demo", "move two guests on this host, fork one, and show what happened", cmd_demo},
+    {"demo", "move running guests on this host, and show what happened", cmd_demo},
     {"move", "move a running guest to another host", cmd_move},
     {"visit", "let a running guest work on another host, and take it back", cmd_visit},
     {"attach", "one side of a move, beside its QEMU", cmd_attach},

@@ -1,13 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""demo.py - move two live guests, fork one of them, and show what happened
+"""demo.py - move running guests, and show what happened
 
-First a Debian kernel with a disk, a network and a TCP client outside moves; then vmclone forks it
-into three. Last a small guest that touches random pages at full speed and knows what every page
-must hold moves, also with a key and by QEMU's own post-copy, for comparison. All on this machine,
-over the loopback. Memory is warm on both sides, and a stall is measured, as `farfork bench` does.
+First a Debian kernel with a disk, a network and a TCP client outside moves; of Farfork's QEMU vmclone
+forks it into three then. A small guest that touches random pages at full speed and knows what every
+page must hold moves by the command `farfork move`. Last that guest moves by each way of QEMU's own, too, for
+comparison. All on this machine, over the loopback. Memory is warm on both sides, and a stall is
+measured, as `farfork bench` does.
+
+Any QEMU will do: it is attached to. One with the transport moves its guests by that.
 """
 import argparse
+import glob
+import itertools
 import json
 import os
 import re
@@ -31,16 +36,18 @@ from forks import VMCLONE                                   # noqa: E402
 from peers import Peer                                      # noqa: E402
 
 WIDTH = 80
+NUMBERS = itertools.count(1)
 LIMIT_S = 900           # it takes less than 90; a link that breaks is waited for
 MOVE_S = 120            # each move
 # of the full-speed guest's life: reports before the move tell its clock, by the soonest that came
 BEFORE_S, AFTER_S = 3, 1
-# (column, peer)
-KINDS = (('rdma-postcopy', 'rdma-tcp'), ('with a key', 'rdma-tcp,key'), ('post-copy', 'post-copy'),
-         ('+preempt', 'preempt'))
+# (column, peer): of a QEMU with the transport, and of any
+PATCHED = (('rdma-postcopy', 'rdma-tcp'), ('with a key', 'rdma-tcp,key'), ('attach', 'attach'), ('preempt', 'preempt'))
+ANY = (('farfork', 'attach'), ('with a key', 'attach,key'), ('preempt', 'preempt'))
 NEED = ['mem', 'counter', 'disk']
 CHILDREN = 3
 BOOT_S = 60             # under TCG it takes 3 to 25
+FILL_S = 60
 FORK_S, SELF_S = 60, 90         # until all memory is there; until a child has its identity
 IDENTITY_BYTES = 4096           # docs/guest.md
 
@@ -85,21 +92,18 @@ def mib(value):
     return f'{value / (1 << 20):.1f} MiB'
 
 
-def time_line(moved):
-    """The move as numbered stretches of time, and what came how."""
-    s, x = moved.src_info, moved.stats
-    total, setup, down = s['total-time'], s['setup-time'], s['downtime']
-    follows = x['complete-time'] / 1e6
-    before = max(0, total - setup - down - follows)
+def time_line(move):
+    """A measure.Move as numbered stretches of time, and what came how."""
+    x = move.way.numbers(move.infos[1])
+    total, down, follows = move.total_ms(), move.event_downtime_ms(), move.postcopy_ms()
+    before = max(0, total - down - follows)
     rows = [
-        (0, f'setup    {setup:5d} ms', 'connect, compare; the guest runs at the source'),
-        (setup + before, f'down     {down:5d} ms', 'device state moves; it runs nowhere'),
-        (setup + before + down, f'memory   {follows:5.0f} ms',
-         'it runs here, its memory follows'),
+        (0, f'setup    {before:5.0f} ms', 'connect, compare; the guest runs at the source'),
+        (before, f'down     {down:5.0f} ms', 'device state moves; it runs nowhere'),
+        (before + down, f'memory   {follows:5.0f} ms', 'it runs here, its memory follows'),
         (total, 'complete', 'every page is here; the source lets go'),
     ]
-    out = [f'  link {x["link"]}; times from `migrate` on']
-    out += [f'  {at:7.0f} ms  {what:18} {why}' for at, what, why in rows]
+    out = [f'  {at:7.0f} ms  {what:18} {why}' for at, what, why in rows]
     out.append(f'  pages       {mib(x["prefill-bytes"])} by prefill, {mib(x["fault-bytes"])} by '
                f'fault, {mib(x["zero-bytes"])} zero')
     out.append(f'  faults      {x["faults"]}: p50 {ns(x["fault-p50"])}, p99 {ns(x["fault-p99"])}, '
@@ -191,7 +195,7 @@ def linux_verdict(settings, need, client):
     return out + [f'  BAD: {p}' for p in problems], not problems
 
 
-def show_linux(t, accels):
+def show_linux(t, accels, patched):
     need, lab, client = list(NEED), None, None
     try:
         lab = linuxguest.Lab(f'ffdemo-{os.getpid()}')
@@ -207,24 +211,18 @@ def show_linux(t, accels):
         progress('Linux guest: all workers at work')
         common.linux_progress(settings, need)
         dst.start(incoming=True)
-        uri = common.listen(dst)
-        measure.settle(dst)
         progress('Linux guest: moving')
-        start = time.monotonic()
-        src.qmp('migrate', uri=uri)
-        for guest in (src, dst):
-            measure.wait_end(guest, start + MOVE_S)
-        moved = common.Moved(src, dst, start)
-        common.check_move(moved)
+        move = measure.Move(t, src, dst, Peer('rdma-tcp' if patched else 'attach'), MOVE_S)
         progress('Linux guest: goes on at the destination')
         common.linux_progress(settings, need, reports=8)
         out, good = linux_verdict(settings, need, client)
-        say(f'1. A Debian kernel, {settings.memory_mib} MiB ({accel}): disk'
+        say(f'{next(NUMBERS)}. A Debian kernel, {settings.memory_mib} MiB ({accel}): disk'
             f'{", network, a TCP client outside" if lab else ""}')
-        say(time_line(moved))
+        say(time_line(move))
         say('\n'.join(out) + '\n')
-        src.quit()
-        good = act('2. The fork of that guest', show_fork, t, settings, dst) and good
+        src.close()
+        if patched:
+            good = act('The fork of that guest', show_fork, t, settings, dst) and good
     if lab:
         lab.close()
     return good
@@ -286,7 +284,7 @@ def show_fork(t, settings, parent):
     rows.insert(0, ('parent', *who(os.path.join(settings.workdir, f'{settings.accel}-a.console')),
                     *at_work(settings.report)))
     ms = result['phases_ms']
-    say(f'2. That guest, forked into {CHILDREN} by vmclone: all go on from its last instruction')
+    say(f'{next(NUMBERS)}. That guest, forked into {CHILDREN} by vmclone: all go on from its last instruction')
     say(f'  the parent paused {ms["freeze"]:.0f} ms; memory shared after {ms["complete"]:.0f} '
         'ms, copied on write')
     say(f'  {"":10}{"host name":14}{"address":18}memory  disk')
@@ -301,19 +299,52 @@ def show_fork(t, settings, parent):
 
 # --- the micro guest ---
 
-def micro_moves(t, accel, mem_mib):
+def show_command(t, accel, mem_mib, patched):
+    """By the command that a user types; the other host is this one, without ssh."""
+    progress('full-speed guest: filling memory')
+    guest = measure.Guest('random', mem_mib, 1, 'memfd', accel)
+    with guest.start(t, 'guest', common.QEMU) as src:
+        src.wait_ready(FILL_S)
+        progress('full-speed guest: farfork move')
+        base = os.path.join(t.work, 'run')
+        t.at_end.callback(vmclone, t, '--kill', 'move')
+        done = subprocess.run(
+            [common.FARFORK, 'move', '--rundir', base, '--id', 'move', *(['--via', 'transport'] if patched else []),
+             '--launcher', 'env FF_HOST={host} {cmd}', monitor_path(t.work, 'guest'), 'host2=127.0.0.1'],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=MOVE_S, check=False)
+        if done.returncode:
+            raise Failed(f'farfork move: exit code {done.returncode}: {done.stderr or done.stdout}')
+        progress('full-speed guest: goes on at the destination')
+        console = wait_for('its console', SELF_S, lambda: glob.glob(f'{base}/move/host2/*.console'))[0]
+
+        def goes_on():
+            log = report.parse(src.console, console)
+            return len(log.lines) > 1 and log
+        good, reasons = report.verdict(wait_for('reports of the guest there', SELF_S, goes_on))
+    vmclone(t, '--kill', 'move')
+    say(f'{next(NUMBERS)}. A guest that touches random pages at full speed, {mem_mib} MiB ({accel})')
+    say('  $ farfork move guest.qmp host2')
+    for line in done.stdout.rstrip().split('\n'):
+        say(textwrap.fill(line.strip().replace(base, '/run/farfork'), WIDTH, initial_indent='  ', subsequent_indent='    '))
+    say(f'  it goes on there, its pages as written: {verdict(good)}\n')
+    for reason in reasons[:3]:
+        say(f'  BAD: {reason}')
+    return good
+
+
+def micro_moves(t, accel, mem_mib, kinds):
     """A run of bench's for each kind."""
     guest = measure.Guest('random', mem_mib, 1, 'anon', accel)
     progress('full-speed guest: warming memory')
     with warm.Warm(mem_mib, hold=True):
-        for i, (name, peer) in enumerate(KINDS):
+        for i, (name, peer) in enumerate(kinds):
             progress(f'full-speed guest, {name}: filling memory, moving')
             yield measure.one_move(t, guest, Peer(peer), common.QEMU, i,
                                    measure.Times(BEFORE_S, AFTER_S, LIMIT_S))
 
 
-def show_micro(t, accel, mem_mib):
-    runs = list(micro_moves(t, accel, mem_mib))
+def show_micro(t, accel, mem_mib, kinds):
+    runs = list(micro_moves(t, accel, mem_mib, kinds))
 
     def cells(name, show):
         return [show(r['metrics'][name]) if r['metrics'].get(name) is not None else '-'
@@ -325,8 +356,8 @@ def show_micro(t, accel, mem_mib):
     def ms(value):
         return f'{value:.0f} ms'
 
-    say(f'3. A guest that touches random pages at full speed, {mem_mib} MiB ({accel})')
-    say(f'  {"":22}' + ''.join(f'{name:>14}' for name, _ in KINDS))
+    say(f'{next(NUMBERS)}. The same, by each way')
+    say(f'  {"":22}' + ''.join(f'{name:>14}' for name, _ in kinds))
     for what, values in (
             ('total time', cells('total_ms', ms)), ('downtime', cells('downtime_events_ms', ms)),
             ('guest stalled, in all', cells('stall_total_ms', ms)),
@@ -335,9 +366,10 @@ def show_micro(t, accel, mem_mib):
             ('faults', cells('faults', str)),
             ('pages, as touched', [verdict(r['outcome'] == 'completed') for r in runs])):
         say(f'  {what:22}' + ''.join(f'{v:>14}' for v in values))
-    say('  (stall: a touch of over 25 us, by the guest\'s own clock; `farfork move` uses a\n'
-        '  key. One move each shows how it behaves; `farfork bench` compares)')
-    for (name, _), r in zip(KINDS, runs):
+    say('  (preempt: QEMU\'s own post-copy. Stall: a touch of over 25 us, by the guest\'s\n'
+        '  own clock. `farfork move` uses a key. One move each shows how it behaves;\n'
+        '  `farfork bench` compares)')
+    for (name, _), r in zip(kinds, runs):
         if r['metrics'].get('breaks'):
             say(f'  {name}: the link broke {r["metrics"]["breaks"]} times, and another one came: '
                 f'{r["metrics"]["paused_ms"] / 1000:.1f} s without')
@@ -346,10 +378,23 @@ def show_micro(t, accel, mem_mib):
     return all(r['outcome'] == 'completed' for r in runs)
 
 
+def has_transport(qemu):
+    """It is patched: it moves by its own transport, and forks."""
+    said = subprocess.run([qemu, '-machine', 'none', '-nodefaults', '-display', 'none', '-qmp', 'stdio'],
+                          input='{"execute":"qmp_capabilities"}{"execute":"query-commands"}{"execute":"quit"}',
+                          capture_output=True, text=True, timeout=60, check=False)
+    return '"x-farfork-export"' in said.stdout
+
+
+def version_of(qemu):
+    said = subprocess.run([qemu, '--version'], capture_output=True, text=True, timeout=60, check=False).stdout
+    return said.split('\n')[0].removeprefix('QEMU emulator version ')
+
+
 def parse_args():
     p = argparse.ArgumentParser(
-        description='Move two live guests by rdma-postcopy, fork one, and show what happened.',
-        epilog='Environment: FARFORK_BUILD (default: build), QEMU_BIN. Exit code: 0 when every '
+        description='Move running guests, fork one if QEMU is patched, and show what happened.',
+        epilog='Environment: FARFORK_BUILD (default: build), QEMU_BIN: any QEMU. Exit code: 0 when every '
                'verdict is ok, 1 when one is not, 77 when it cannot run here.')
     p.add_argument('--accel', choices=('auto', 'kvm', 'tcg'), default='auto',
                    help='auto: kvm for each guest that boots under it, else tcg')
@@ -359,13 +404,27 @@ def parse_args():
     return p.parse_args()
 
 
+def show_all(t, o, accels, patched):
+    """Whether all went well."""
+    good = True
+    if o.only != 'micro':
+        good = act('A Debian kernel that moves', show_linux, t, accels, patched)
+    if o.only != 'linux':
+        good = act('A guest that moves by farfork move', show_command, t, accels[0], o.mem, patched) and good
+        good = act('A guest that moves by each way', show_micro, t, accels[0], o.mem, PATCHED if patched else ANY) and good
+        say()
+    return good
+
+
 def main():
     o = parse_args()
 
     def run(t):
         if not os.path.exists(warm.BASELINES):
             raise Skip(f'no {warm.BASELINES}: run make demo, or install package farfork-bench')
-        say('Farfork: a running guest moves at once, its memory follows page by page\n')
+        patched = has_transport(common.QEMU)
+        say('Farfork: a running guest moves at once, its memory follows page by page')
+        say(f'QEMU {version_of(common.QEMU)}{", patched by Farfork" if patched else ", as it is"}\n')
         load, cpus = os.getloadavg()[0], len(os.sched_getaffinity(0))
         if load > cpus:
             note(f'other work keeps this machine busy: load {load:.0f} on {cpus} CPUs. Times will be '
@@ -378,12 +437,7 @@ def main():
                     raise Skip(t.kvm_reason())
                 note(f'no KVM: {t.kvm_reason()}')
                 accels = ['tcg']
-        good = True
-        if o.only != 'micro':
-            good = act('1. A Debian kernel that moves', show_linux, t, accels)
-        if o.only != 'linux':
-            good = act('3. A guest that touches random pages', show_micro, t, accels[0], o.mem) and good
-            say()
+        good = show_all(t, o, accels, patched)
         say(f'verdict: {verdict(good)}, {time.monotonic() - progress.start:.0f} s')
         if not good:
             raise Failed('a verdict is not ok')

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""fresh_debian.py - the packages of `make deb` in a Debian 12 of nothing: installed, used, removed
+"""fresh_debian.py - in a Debian 12 of nothing: `make demo`; the packages of `make deb`, installed, used, removed
 
-Needs root and Debian's archive. All that runs is what the packages brought: the demo, a fork, an
+Needs root and Debian's archive. Of the packages all that runs is what they brought: the demo, a fork, an
 example that is compiled against the library. After the removal no file is left that was not there.
 
 Environment  FARFORK_BUILD (default: build), with deb/
@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 
 TOP = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..'))
 DEBS = os.path.join(os.environ.get('FARFORK_BUILD', os.path.join(TOP, 'build')), 'deb')
@@ -78,6 +79,24 @@ def nodes(path):
             os.chmod(path + node, 0o666)
 
 
+def check_demo(root):
+    """Of a checkout, where nothing but make was installed."""
+    root.run('apt-get -q update && apt-get install -y -q --no-install-recommends make')
+    files = subprocess.run(['git', '-C', TOP, 'ls-files', '-z', '-co', '--exclude-standard'], check=True,
+                           stdout=subprocess.PIPE).stdout
+    os.mkdir(root.path + '/root/farfork')
+    with subprocess.Popen(['tar', '-C', TOP, '--null', '-T', '-', '-c'], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE) as tar:
+        with subprocess.Popen(['tar', '-C', root.path + '/root/farfork', '-x'], stdin=tar.stdout) as into:
+            tar.stdin.write(files)
+            tar.stdin.close()
+            if into.wait():
+                raise Failed('no copy of the checkout')
+    start = time.monotonic()
+    print(root.run('cd /root/farfork && make demo', 900)[-3000:])
+    print(f'ok    make demo: {time.monotonic() - start:.0f} s')
+
+
 def check(root):
     before = root.files()
     out = root.run('apt-get -q update && apt-get install -y -q --no-install-recommends '
@@ -127,6 +146,9 @@ def main():
                        check=True)
         nodes(root.path)
         shutil.copy('/etc/resolv.conf', root.path + '/etc/resolv.conf')
+        other = Root(root.path + '-demo')
+        subprocess.run(['cp', '-a', root.path, other.path], check=True)
+        check_demo(other)
         os.mkdir(root.path + '/debs')
         for f in debs:
             shutil.copy(f, root.path + '/debs')

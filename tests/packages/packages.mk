@@ -4,4 +4,4 @@
 
 .PHONY: check-packages
 check-packages: deb
-	@$(RUN_ENV) tests/run 'tests/packages/fresh_debian.py:600'
+	@$(RUN_ENV) tests/run 'tests/packages/fresh_debian.py:1500'
