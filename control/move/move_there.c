@@ -95,9 +95,9 @@ static int spawn_there(struct move *m, struct ff_error *why)
     }
     k->qmp = xprintf("%s/1.qmp", h->rundir);
     k->log = xprintf("%s/1.log", h->rundir);
-    /* a program that starts QEMU may also end before it does: its end says nothing of a guest. That
-     * it has shut itself down is said by a file that is there, wherever others are made */
-    json_t *until_go = has_other_files(m) ? json_null() : json_sprintf("%s/" UNTIL_GO, h->lasting);
+    /* a program that starts QEMU may also end before it does, whoever makes the file: its end says nothing of a
+     * guest. That it has shut itself down is said by a file that is there, wherever others are made */
+    json_t *until_go = m->s.o.qemu || has_other_files(m) ? json_null() : json_sprintf("%s/" UNTIL_GO, h->lasting);
     json_t *o = json_pack("{si so ss ss sO so so}", "number", 1, "argv", words, "log", k->log,
                           "qmp", k->qmp, "private", files, "until_go", until_go, "shut_down_file",
                           json_sprintf("%s/" UNTIL_GO ".shut-down", h->lasting));

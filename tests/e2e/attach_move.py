@@ -177,6 +177,23 @@ def side_there_dies(t, accel, kills, code, state, text):
                 check_here(m, a)
 
 
+def wrapped(t, accel):
+    """With --qemu the program that started the QEMU there may end, and that QEMU does not: the end of the one tells
+    the source nothing of the other."""
+    pid, program = os.path.join(t.work, 'wrapped.pid'), os.path.join(t.work, 'ld.so')
+    with Parent(t, accel, 'anon') as a:
+        common.write_file(program, '#!/bin/sh\nsetsid sh -c \'echo $$ > "$0"; exec "$@"\' ' +
+                          f'{pid} {os.readlink(f"/proc/{a.proc.pid}/exe")} "$@" &\nwait\n')
+        os.chmod(program, 0o700)
+        a.start_load()
+        with Move(t, a, '--qemu', program, '--options', 'reconnect=2', faults='dest.go=kill') as m:
+            m.end(3, 'broken', 'the process beside its QEMU')
+            with open(pid, encoding='ascii') as f:
+                os.kill(int(f.read()), signal.SIGKILL)
+        if state_of(a) not in 'tT':
+            raise Failed('the guest runs here, and its QEMU there was alive')
+
+
 def run(t):
     accel = t.best_accel()
     for name, case in (
@@ -196,6 +213,7 @@ def run(t):
             ('who holds the QEMU here is killed', lambda: after_go(t, accel, True)),
             ('who attaches there is killed with GO', lambda: side_there_dies(t, accel, 'dest.go=kill', 1, 'here',
                                                                              'never ran the guest')),
+            ('likewise, and another program started the QEMU there', lambda: wrapped(t, accel)),
             ('who attaches there is killed', lambda: side_there_dies(t, accel, None, 3, 'broken', 'waits for ever')),
             ('the destination dies', lambda: after_go(t, accel, False))):
         with t.case(name):
