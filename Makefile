@@ -37,15 +37,14 @@ INC_control/session := control/session $(INC_control/host)
 INC_control/agent := control/agent vm/attach $(INC_control/host)
 INC_control/fork := control/fork control/session $(INC_control/host)
 INC_control/move := control/move control/session $(INC_control/host)
-INC_control/proxy := control/proxy vm/attach $(INC_control/host)
 INC_control/attach := control/attach vm/attach $(INC_control/host)
-INC_cli := cli control/agent control/move control/proxy control/attach $(INC_control/fork)
+INC_cli := cli control/agent control/move control/attach $(INC_control/fork)
 iquote = $(addprefix -iquote ,$(INC_$(1)))
 
 LIB_DIRS := base rdma uffd migrate probe clone
 LIB_SRC := $(sort $(wildcard $(addsuffix /*.c,$(LIB_DIRS))))
 LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/obj/%.o)
-TOOL_DIRS := vm vm/disk vm/attach $(addprefix control/,host session agent fork move attach proxy) cli
+TOOL_DIRS := vm vm/disk vm/attach $(addprefix control/,host session agent fork move attach) cli
 TOOL_SRC := $(sort $(wildcard $(addsuffix /*.c,$(TOOL_DIRS))))
 TOOL_OBJ := $(TOOL_SRC:%.c=$(BUILD)/obj/%.o)
 TOOL_MAIN := $(BUILD)/obj/cli/farfork.o $(BUILD)/obj/cli/vmclone.o # one program each

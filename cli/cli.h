@@ -20,7 +20,6 @@ int cmd_hosts(int argc, char **argv);
 int cmd_evacuate(int argc, char **argv);
 int cmd_pool(int argc, char **argv);
 int cmd_attach(int argc, char **argv);
-int cmd_proxy(int argc, char **argv);
 int cmd_nocloud(int argc, char **argv);
 
 /* What was printed has to get there: @code, or @failed where it is 0 and the output could not be

@@ -24,7 +24,6 @@ static const struct command {
     {"move", "move a running guest to another host", cmd_move},
     {"visit", "let a running guest work on another host, and take it back", cmd_visit},
     {"attach", "one side of a move, beside its QEMU", cmd_attach},
-    {"proxy", "one side of a move of a libvirt domain", cmd_proxy},
     {"agent", "hold a forked guest's memory on this host; vmclone starts it", cmd_agent},
     {"nocloud", "change cloud-init's NoCloud data in an image", cmd_nocloud},
     {"forks", "list, wait for or end forked guests on this host", cmd_forks},

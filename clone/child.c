@@ -104,7 +104,7 @@ static int send_hello(struct ff_child *c, const char *config, struct ff_error *e
 {
     struct ff_clone_msg m = {.type = FF_CLONE_HELLO, .number = c->number};
 
-    int rc = ff_regions_hello(&c->regions, config, false, &m.table, err);
+    int rc = ff_regions_hello(&c->regions, config, &m.table, err);
     if (rc)
         return rc;
     for (unsigned i = 0; i < c->regions.n; i++)

@@ -78,7 +78,7 @@ static int send_files(const struct ff_regions *t, const char *config, int sock,
     int rc = ff_failpoint("source.lend");
     if (rc)
         return ff_error_set(err, -rc, "injected");
-    rc = ff_regions_hello(t, config, false, &m.table, err);
+    rc = ff_regions_hello(t, config, &m.table, err);
     if (!rc)
         rc = send_soon(sock, &m, err);
     ff_hello_free(&m.table);

@@ -1,30 +1,25 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * farfork-elsewhere.h - move memory that is another process's: for a proxy beside a QEMU
+ * farfork-elsewhere.h - move memory that is another process's: for a process beside a QEMU
  */
 /**
  * DOC: Theory of Operation
  *
  * Purpose      the same move as farfork.h's, for a caller that does not own the guest. At the source
  *              it reads another process's memory. At the destination it installs pages through a
- *              userfaultfd that another process opened, registered and keeps. And it carries a
- *              stream of bytes each way, which survives a link that breaks.
+ *              userfaultfd of that process.
  *
- * Picture      QEMU --unix--> caller: ff_tunnel_send() ==== link ==== ff_tunnel_recv(): caller --> QEMU
- *              QEMU's memory  --> ff_source (reads)  ==== link ==== ff_dest (installs) --> QEMU's
+ * Picture      QEMU's memory  --> ff_source (reads)  ==== link ==== ff_dest (installs) --> QEMU's
  *
  *              source                                  destination
  *              ff_source_add_region_of()               ff_dest_elsewhere(), ff_dest_add_region()
- *              ff_source_tunnel()                      ff_dest_tunnel()
  *              ff_source_connect()    -- hello -->     ff_dest_accept()
+ *                                                      (the other process's memory is watched)
  *              ff_source_publish()    -- keys -->      ff_dest_start()
- *              ff_source_hear()      <- tunnel ->      ff_dest_recv_state()
  *              (its guest is paused)
- *              ff_source_send_state() -- state -->     ff_dest_recv_state() returns
- *                                                      (the guest's owner watches its memory)
- *                                                      ff_dest_adopt(), before or after READY
- *              ... READY, GO, RUNNING and DONE as in farfork.h; the tunnel is carried throughout,
- *              and DONE waits for both its ends
+ *              ff_source_send_state() -- state -->     ff_dest_recv_state()
+ *                                                      ff_dest_adopt()
+ *              ... READY, GO, RUNNING and DONE as in farfork.h
  */
 #ifndef FARFORK_ELSEWHERE_H
 #define FARFORK_ELSEWHERE_H
@@ -148,43 +143,6 @@ int ff_dest_wait_complete(struct ff_dest *d, int timeout_ms, struct ff_error *er
  * Return: 0: the source has come, and was told; or before ff_dest_ready(); -ETIMEDOUT
  */
 int ff_dest_refuse(struct ff_dest *d, const char *why, int timeout_ms, struct ff_error *err);
-
-/* --- a stream of bytes each way --- */
-
-struct ff_tunnel;
-
-/* Before ff_source_connect(), ff_dest_accept(). Each side wants one or none does: else the
- * destination refuses. Freed with its source or destination: no thread may be inside it then.
- * -ENOTSUP: with fallback=go, to or at an agent. Costs 2 MiB and a thread while there is a link */
-int ff_source_tunnel(struct ff_source *s, struct ff_tunnel **out, struct ff_error *err);
-int ff_dest_tunnel(struct ff_dest *d, struct ff_tunnel **out, struct ff_error *err);
-
-/**
- * ff_tunnel_send() - give bytes to the peer, in order, each once, whatever links break meanwhile
- *
- * Threads: one sends and one receives, beside whoever makes the handle's other calls
- * Return:  0: all are taken, perhaps not sent yet. Waits while the window is full. -ECANCELED: the
- *          handle was cancelled or has failed for good
- */
-int ff_tunnel_send(struct ff_tunnel *t, const void *data, size_t len, struct ff_error *err);
-
-/* Until the peer has taken what was given, all but a quarter of the window (256 KiB): 0; 1: not within
- * @timeout_ms; fails as ff_tunnel_send() */
-int ff_tunnel_wait_taken(struct ff_tunnel *t, int timeout_ms, struct ff_error *err);
-
-/* At least one byte; 0: the peer has ended its side. Waits. Fails as ff_tunnel_send() */
-ssize_t ff_tunnel_recv(struct ff_tunnel *t, void *buf, size_t room, struct ff_error *err);
-
-/* No more from here. The destination says DONE, and ff_*_wait_done() return 0, once both sides have
- * ended, and ff_tunnel_recv() has returned 0 on both */
-int ff_tunnel_end(struct ff_tunnel *t, struct ff_error *err);
-
-/* The tunnel carries from ff_source_connect() and ff_dest_accept() on, whatever its handle's calls do.
- * With nothing else to wait for: these wait, until *_interrupt() (0; also one that came before), a
- * failure of the link (-EREMOTEIO: with the peer's reason), or *_cancel(). While there is a link
- * *_interrupt() of a handle with a tunnel ends these waits, and no others */
-int ff_source_hear(struct ff_source *s, struct ff_error *err);
-int ff_dest_hear(struct ff_dest *d, struct ff_error *err);
 
 #ifdef __cplusplus
 }

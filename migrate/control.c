@@ -67,8 +67,7 @@ int ff_control_expect(struct ff_control *c, enum ff_msg want, uint32_t also, int
 {
     if (!c->link)
         return no_link(c, err);
-    int len = ff_tunnel_reads(c->tunnel) ? ff_tunnel_mail(c->tunnel, c->buf, timeout_ms, err)
-                                         : c->link->ops->recv(c->link, c->buf, timeout_ms, err);
+    int len = c->link->ops->recv(c->link, c->buf, timeout_ms, err);
     if (len < 0) {
         ff_error_pass(err, len, "wait for %s", ff_msg_name(want));
         return or_cancelled(c, len, err);

@@ -5,7 +5,8 @@
 #ifndef FF_MIGRATE_CONTROL_H
 #define FF_MIGRATE_CONTROL_H
 
-#include "tunnel.h"
+#include "link.h"
+#include "wire.h"
 
 /* One side's end of the control channel; used by one thread at a time. Cancelling is
  * shutting the link down and setting @cancelled first. */
@@ -14,7 +15,6 @@ struct ff_control {
     _Atomic bool *cancelled;
     uint8_t buf[FF_MSG_MAX]; /* the message received, or being written */
     int len;
-    struct ff_tunnel *tunnel; /* NULL: none; it reads over the link while it is attached */
     enum ff_refusal refusal; /* of a REFUSE that came, with -EREMOTEIO: what it means */
     bool others_read; /* another thread receives over the link, with a buffer of its own */
 };

@@ -232,8 +232,7 @@ int ff_dest_start(struct ff_dest *d, struct ff_error *err)
     if (rc)
         return rc;
     pthread_mutex_lock(&d->pager_lock);
-    rc = atomic_load(&d->cancelled) ? ff_error_set(err, ECANCELED, "canceled")
-                                    : dest_check_lease(d, err);
+    rc = atomic_load(&d->cancelled) ? ff_error_set(err, ECANCELED, "canceled") : 0;
     if (!rc)
         rc = start_pager(d, err);
     pthread_mutex_unlock(&d->pager_lock);
@@ -300,8 +299,6 @@ int ff_dest_ready(struct ff_dest *d, struct ff_error *err)
     /* and an outage now would be one after GO for the source */
     d->link->ops->set_timeout(d->link, FF_MAX(GO_MS, d->addr.go_timeout_ms));
     rc = ff_lease_prepare(&d->lease, err);
-    if (!rc)
-        rc = ff_tunnel_keep_on(d->ctl.tunnel, err);
     if (rc)
         return rc;
     d->ready = true; /* an adapter may fail to say that it has arrived */
@@ -440,8 +437,7 @@ int ff_dest_wait_done(struct ff_dest *d, struct ff_error *err)
         d->settled = true;
         return 0;
     }
-    while ((rc = ff_pager_wait(&d->pager, PROGRESS_MS, err)) > 0 ||
-           (!rc && (rc = ff_tunnel_wait_done(d->ctl.tunnel, PROGRESS_MS, err)) > 0)) {
+    while ((rc = ff_pager_wait(&d->pager, PROGRESS_MS, err)) > 0) {
         if (atomic_load(&d->leaves)) {
             ff_control_refuse(&d->ctl, "it was told to end, and needs no more of the image");
             return ff_error_set(err, ECANCELED, "canceled");
@@ -452,7 +448,7 @@ int ff_dest_wait_done(struct ff_dest *d, struct ff_error *err)
         }
         if (d->prefill_due)
             dest_start_prefill(d);
-        if (ff_tunnel_check(d->ctl.tunnel, &why) || dest_send_stats(d, FF_MSG_PROGRESS, &why))
+        if (dest_send_stats(d, FF_MSG_PROGRESS, &why))
             ff_pager_break(&d->pager, &why);
     }
     if (rc)
@@ -510,7 +506,6 @@ void ff_dest_cancel(struct ff_dest *d)
         ff_port_cancel(d->port);
     if (d->link)
         d->link->ops->shutdown(d->link);
-    ff_tunnel_fail(d->ctl.tunnel, NULL);
     pthread_mutex_unlock(&d->lock);
     /* not under the pager's lock: who cancels may be in a callback that has it */
     if (atomic_load(&d->pager_used) && d->regions.elsewhere)
@@ -566,7 +561,6 @@ void ff_dest_free(struct ff_dest *d)
     ff_beat_stop(&d->beat);
     ff_lease_free(&d->lease);
     dest_finish_pager(d);
-    ff_tunnel_detach(d->ctl.tunnel);
     if (d->link) /* reads into the pager's memory may be in flight until the link is freed */
         d->link->ops->free(d->link);
     dest_put_back(d);
@@ -574,7 +568,6 @@ void ff_dest_free(struct ff_dest *d)
         ff_page_pool_return(&d->pool);
     if (d->pager_used)
         ff_pager_free(&d->pager);
-    ff_tunnel_free(d->ctl.tunnel);
     ff_page_pool_free(&d->pool);
     ff_hello_free(&d->peer);
     ff_regions_free(&d->regions);

@@ -31,7 +31,6 @@
 
 void dest_set_link(struct ff_dest *d, struct ff_link *link)
 {
-    ff_tunnel_detach(d->ctl.tunnel);
     pthread_mutex_lock(&d->lock);
     struct ff_link *old = d->link;
     d->link = d->ctl.link = link;
@@ -59,10 +58,8 @@ static int settle_verify(struct ff_dest *d, struct ff_error *err)
 static int check_table(struct ff_dest *d, const char *config, bool *for_good, struct ff_error *err)
 {
     struct ff_error why;
-    int rc = dest_check_tunnel(d, &why);
+    int rc = dest_check_return(d, &why);
 
-    if (!rc)
-        rc = dest_check_return(d, &why);
     if (!rc)
         rc = settle_verify(d, &why);
     if (!rc && d->owner.adopt) {
@@ -95,7 +92,7 @@ int dest_send_welcome(struct ff_dest *d, enum ff_answer answer, struct ff_error 
                         (dest_resumes(d) ? FF_WIRE_RESUMES : 0) |
                         (d->addr.verify ? FF_WIRE_VERIFY : 0) |
                         (d->peer.features & FF_WIRE_HOLDS) |
-                        (d->ctl.tunnel ? FF_WIRE_TUNNEL : 0) | (d->addr.visit ? FF_WIRE_VISITS : 0);
+                        (d->addr.visit ? FF_WIRE_VISITS : 0);
     struct ff_welcome w = {.version = FF_WIRE_VERSION,
                            .answer = answer,
                            .epoch = answer == FF_ANSWER_NEW ? 1 : d->epoch + queues,
@@ -185,8 +182,6 @@ int ff_dest_accept(struct ff_dest *d, const char *config, struct ff_error *err)
         ff_page_pool_free(&d->pool);
     if (!rc && ff_failpoint("dest.accepted"))
         rc = ff_error_set(err, EIO, "destination: injected");
-    if (!rc)
-        rc = ff_tunnel_attach(d->ctl.tunnel, d->link, err);
     if (!rc)
         rc = sign_mark(d, err);
     if (rc)

@@ -115,14 +115,6 @@ void dest_finish_pager(struct ff_dest *d);
 void dest_start_prefill(struct ff_dest *d);
 void dest_start_beat(struct ff_dest *d); /* until ff_dest_running() */
 
-/* --- dest_tunnel.c --- */
-
-/* HELLO was read: has each side a tunnel, or none? Else -ENOTSUP */
-int dest_check_tunnel(const struct ff_dest *d, struct ff_error *err);
-
-/* PUBLISH was read: a tunnel and a lease would both receive. Else -EPROTO */
-int dest_check_lease(const struct ff_dest *d, struct ff_error *err);
-
 /* --- dest_return.c --- */
 
 /* HELLO was read: does its guest return to the image that is kept here, or neither? Else -EPROTO, -ENOTSUP */

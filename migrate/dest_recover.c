@@ -169,11 +169,9 @@ static int open_port(struct ff_dest *d, uint64_t end_ns, struct ff_error *err)
 void ff_dest_interrupt(struct ff_dest *d)
 {
     pthread_mutex_lock(&d->lock);
-    if (!ff_tunnel_interrupt(d->ctl.tunnel)) {
-        atomic_store(&d->interrupted, true);
-        if (d->port)
-            ff_port_cancel(d->port);
-    }
+    atomic_store(&d->interrupted, true);
+    if (d->port)
+        ff_port_cancel(d->port);
     pthread_mutex_unlock(&d->lock);
 }
 
@@ -287,8 +285,6 @@ static int take_up(struct ff_dest *d, uint64_t end_ns, struct ff_error *why)
         rc = ff_error_set(why, EIO, "resume: injected");
     if (!rc)
         rc = recv_publish(d, end_ns, why);
-    if (!rc) /* before what may take its time: the source may send by now */
-        rc = ff_tunnel_attach(d->ctl.tunnel, d->link, why);
     if (!rc)
         rc = ff_pager_attach(&d->pager, d->link, why);
     if (rc)
@@ -448,8 +444,6 @@ int ff_dest_recover(struct ff_dest *d, int timeout_ms, struct ff_error *err)
     d->recovers = false;
     if (rc == -EINTR)
         end_interrupt(d);
-    if (rc == -ESTALE || rc == -EKEYREVOKED)
-        ff_tunnel_fail(d->ctl.tunnel, "the guest does not run here");
     if (d->told || rc == -ESTALE || rc == -EKEYREVOKED) /* nobody is waited for any more */
         ff_dest_close_port(d);
     else if (!rc)

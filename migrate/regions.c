@@ -161,12 +161,12 @@ void ff_regions_free(struct ff_regions *t)
     }
 }
 
-int ff_regions_hello(const struct ff_regions *t, const char *config, bool may_be_none,
-                     struct ff_hello *h, struct ff_error *err)
+int ff_regions_hello(const struct ff_regions *t, const char *config, struct ff_hello *h,
+                     struct ff_error *err)
 {
     *h = (struct ff_hello){
         .version = FF_WIRE_VERSION, .oldest = FF_WIRE_VERSION, .n_regions = (uint16_t)t->n};
-    if (!t->n && !may_be_none)
+    if (!t->n)
         return ff_error_set(err, EINVAL, "regions: there are none");
     if (strlen(config) > FF_WIRE_CONFIG_MAX)
         return ff_error_set(err, EINVAL, "regions: config of %zu bytes (permitted 0..%d)",

@@ -35,9 +35,9 @@ struct ff_backing ff_region_backing(const struct ff_regions *t, unsigned i, uint
 /* Is next to nothing of it populated? */
 bool ff_region_is_empty(const struct ff_region *r);
 
-/* A hello with this table, which @may_be_none; to be freed with ff_hello_free() */
-int ff_regions_hello(const struct ff_regions *t, const char *config, bool may_be_none,
-                     struct ff_hello *h, struct ff_error *err);
+/* A hello with this table; to be freed with ff_hello_free() */
+int ff_regions_hello(const struct ff_regions *t, const char *config, struct ff_hello *h,
+                     struct ff_error *err);
 
 /**
  * ff_regions_match() - compare the peer's table and config with ours

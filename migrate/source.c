@@ -169,7 +169,7 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
 {
     struct ff_welcome w;
 
-    int rc = ff_regions_hello(&s->regions, config, s->ctl.tunnel, &s->table, err);
+    int rc = ff_regions_hello(&s->regions, config, &s->table, err);
     if (!rc)
         rc = ff_source_check_fallback(s, err);
     if (!rc)
@@ -183,8 +183,7 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
     s->table.features = (s->addr.reconnect_ms && !s->given_link ? FF_WIRE_RESUMES : 0) |
                         (s->addr.verify ? FF_WIRE_VERIFY : 0) |
                         (s->addr.holds_output ? FF_WIRE_HOLDS : 0) |
-                        (s->returns ? FF_WIRE_RETURNS : 0) |
-                        (s->ctl.tunnel ? FF_WIRE_TUNNEL : 0);
+                        (s->returns ? FF_WIRE_RETURNS : 0);
     if (s->returns)
         memcpy(s->table.returns_from, ff_dest_session(s->came), sizeof(s->table.returns_from));
     if (!rc)
@@ -206,14 +205,10 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
                           "the same Farfork release on both hosts)");
     if (!rc && (s->table.features ^ w.features) & FF_WIRE_RETURNS)
         rc = ff_error_set(err, EPROTO, "hello: WELCOME does not take a guest that returns as such");
-    if (!rc && (s->table.features ^ w.features) & FF_WIRE_TUNNEL)
-        rc = ff_error_set(err, ENOTSUP, "hello: %s", ff_tunnel_missing(s->ctl.tunnel));
     if (!rc && ff_failpoint("source.welcomed"))
         rc = ff_error_set(err, EIO, "source: injected");
     if (!rc)
         rc = s->link->ops->open_queues(s->link, w.session, s->addr.timeout_ms, err);
-    if (!rc)
-        rc = ff_tunnel_attach(s->ctl.tunnel, s->link, err);
     if (!rc) {
         s->wants_precopy = w.features & FF_WIRE_PRECOPY;
         s->visits = w.features & FF_WIRE_VISITS;
@@ -371,8 +366,6 @@ int ff_source_go(struct ff_source *s, struct ff_error *err)
     rc = ff_source_check_memory(s, err);
     if (!rc)
         rc = check_peer_waits(s, err);
-    if (!rc)
-        rc = ff_source_tunnel_go(s, err);
     if (rc)
         return rc;
     s->stage = GONE;
@@ -385,7 +378,6 @@ int ff_source_go(struct ff_source *s, struct ff_error *err)
                             (uint32_t)ff_wire_put_empty(s->ctl.buf, FF_MSG_GO), err);
     if (rc == -ECONNRESET || rc == -EPIPE) {
         s->stage = SENT; /* nothing left this side */
-        ff_tunnel_fail(s->ctl.tunnel, "the destination has gone before GO");
         return ff_error_set(err, ETIME, "go: not sent: the destination has gone (%s)",
                             strerror(-rc));
     }
@@ -428,10 +420,8 @@ void ff_source_free(struct ff_source *s)
             ff_control_refuse(&s->ctl, ff_source_last_words(s, &why));
         ff_responder_stop(&s->responder);
         ff_segments_dereg(&s->segments, s->link);
-        ff_tunnel_detach(s->ctl.tunnel);
         s->link->ops->free(s->link);
     }
-    ff_tunnel_free(s->ctl.tunnel);
     ff_responder_free(&s->responder);
     ff_segments_free(&s->segments);
     ff_hello_free(&s->table);

@@ -16,7 +16,6 @@ void ff_source_cancel(struct ff_source *s)
     pthread_mutex_lock(&s->lock);
     if (s->given_link && s->link) /* none: the guest was taken back */
         s->link->ops->shutdown(s->link);
-    ff_tunnel_fail(s->ctl.tunnel, NULL);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -30,10 +29,7 @@ void ff_source_pause(struct ff_source *s)
 
 void ff_source_interrupt(struct ff_source *s)
 {
-    pthread_mutex_lock(&s->lock);
-    if (!ff_tunnel_interrupt(s->ctl.tunnel)) /* a link that is up would break by it */
-        eventfd_write(s->cancel_fd, 1);
-    pthread_mutex_unlock(&s->lock);
+    eventfd_write(s->cancel_fd, 1);
 }
 
 void ff_source_stop(struct ff_source *s)

@@ -147,11 +147,6 @@ void ff_source_begin_lease(struct ff_source *s); /* before GO, or an answer, is 
 int ff_source_answer_lease(struct ff_source *s, struct ff_error *err); /* to the LEASE just received */
 int ff_source_await_told(struct ff_source *s, struct ff_error *err); /* WITHDRAWN was said */
 
-/* --- source_tunnel.c --- */
-
-/* Before GO: a link that breaks from here on is followed by another: 0, or -ETIME: it has broken */
-int ff_source_tunnel_go(struct ff_source *s, struct ff_error *err);
-
 #define FF_PATH_ROOM sizeof(((struct ff_address *)0)->record)
 const char *ff_source_record_folder(const struct ff_source *s, char out[FF_PATH_ROOM]);
 

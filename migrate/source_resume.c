@@ -40,7 +40,6 @@
 void ff_source_drop_link(struct ff_source *s)
 {
     ff_responder_park(&s->responder);
-    ff_tunnel_detach(s->ctl.tunnel);
     pthread_mutex_lock(&s->lock);
     struct ff_link *old = s->link;
     s->link = s->ctl.link = NULL;
@@ -55,7 +54,6 @@ void ff_source_drop_link(struct ff_source *s)
 static int never_started(struct ff_source *s, struct ff_error *err)
 {
     s->stage = SENT;
-    ff_tunnel_fail(s->ctl.tunnel, "the destination never got GO");
     ff_control_send(&s->ctl, ff_wire_put_empty(s->ctl.buf, FF_MSG_WITHDRAWN), NULL);
     return ff_error_set(err, ETIME,
                         "source: resume: the destination never got GO, and never runs the guest: "
@@ -73,7 +71,6 @@ static int take_in_vain(struct ff_source *s, struct ff_error *err)
 {
     ff_source_drop_link(s);
     s->stage = SENT;
-    ff_tunnel_fail(s->ctl.tunnel, "the destination never got GO");
     return ff_error_set(err, ETIME, "source: resume: the guest is served from where it was to return to, which never "
                         "got GO: it may go on here");
 }
@@ -103,7 +100,6 @@ int ff_source_not_started(struct ff_source *s, const char *mark, struct ff_error
         return rc;
     ff_source_drop_link(s);
     s->stage = SENT;
-    ff_tunnel_fail(s->ctl.tunnel, "the destination never got GO");
     return ff_error_set(err, ETIME,
                         "source: the destination has ended, and never ran the guest, as this side "
                         "was told: it may go on here");
@@ -115,8 +111,6 @@ static int take_done(struct ff_source *s, struct ff_error *err)
 
     if (rc >= 0)
         rc = ff_source_take_stats(s, err);
-    if (!rc)
-        rc = ff_tunnel_take_done(s->ctl.tunnel, err);
     if (rc)
         return rc;
     s->stage = DONE;
@@ -135,8 +129,6 @@ static int serve_again(struct ff_source *s, const struct ff_welcome *w, struct f
     }
     if (!rc)
         rc = ff_source_offer(s, err);
-    if (!rc)
-        rc = ff_tunnel_attach(s->ctl.tunnel, s->link, err);
     if (rc)
         return rc;
     s->link->ops->set_timeout(s->link, s->addr.go_timeout_ms);
@@ -228,7 +220,6 @@ static void wait_if_in_vain(struct ff_source *s, struct pollfd *stop)
     pthread_mutex_lock(&s->lock);
     uint64_t has = s->stats.bytes_present;
     pthread_mutex_unlock(&s->lock);
-    has += ff_tunnel_moved(s->ctl.tunnel);
     if (has == s->had_bytes && s->again_ms)
         poll(stop, 1, s->again_ms);
     s->again_ms = has != s->had_bytes ? AGAIN_MIN_MS

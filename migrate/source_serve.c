@@ -85,9 +85,6 @@ int ff_source_wait_done(struct ff_source *s, struct ff_error *err)
         if (rc < 0)
             return give_up_serving(s, rc, err);
     } while (type != FF_MSG_DONE);
-    rc = ff_tunnel_take_done(s->ctl.tunnel, err);
-    if (rc)
-        return give_up_serving(s, rc, err);
     int lost = ff_failpoint("source.done");
     if (lost)
         return give_up_serving(s, ff_error_set(err, -lost, "source: DONE: lost (injected)"), err);

@@ -22,7 +22,6 @@ static const char *const names[] = {
     [FF_MSG_KEYS] = "KEYS",         [FF_MSG_GRANT] = "GRANT",
     [FF_MSG_LOGGING] = "LOGGING",   [FF_MSG_PASSED] = "PASSED",     [FF_MSG_DIRTY] = "DIRTY",
     [FF_MSG_RESUME] = "RESUME",     [FF_MSG_LEASE] = "LEASE",     [FF_MSG_PARTS] = "PARTS",
-    [FF_MSG_BYTES] = "BYTES",
     [FF_MSG_FEED] = "FEED",
 };
 _Static_assert(FF_ARRAY_LEN(names) == FF_MSG_LAST + 1, "a name for every message");
@@ -193,12 +192,11 @@ static int get_hello_head(struct ff_wirebuf *b, struct ff_hello *h, struct ff_er
         return ff_error_set(err, EPROTO,
                             "wire: read HELLO: authentication kind %u (permitted 0..%u)", h->auth,
                             FF_WIRE_AUTH_KEY);
-    int fewest = h->features & FF_WIRE_TUNNEL ? 0 : 1;
-    if (h->n_regions < fewest || h->n_regions > FF_WIRE_REGIONS_MAX ||
+    if (!h->n_regions || h->n_regions > FF_WIRE_REGIONS_MAX ||
         (size_t)h->n_regions * HELLO_REGION_MIN > ff_wb_left(b))
         return ff_error_set(err, EPROTO,
-                            "wire: read HELLO: %u regions in %zu bytes (permitted %d..%d)",
-                            h->n_regions, ff_wb_left(b), fewest, FF_WIRE_REGIONS_MAX);
+                            "wire: read HELLO: %u regions in %zu bytes (permitted 1..%d)",
+                            h->n_regions, ff_wb_left(b), FF_WIRE_REGIONS_MAX);
     if (config_len > FF_WIRE_CONFIG_MAX)
         return ff_error_set(err, EPROTO, "wire: read HELLO: config of %zu bytes (permitted 0..%d)",
                             config_len, FF_WIRE_CONFIG_MAX);

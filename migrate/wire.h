@@ -41,8 +41,6 @@
  *   DONE     d->s  statistics
  *   WITHDRAWN s->d  with a lease the destination says it back
  *   LEASE    both   number 4. fallback=go: the destination asks, the source gives
- *   BYTES    both   offset 8, taken 8, flags 4, data ...: with a tunnel, at any time after the queues
- *                   are open (tunnel.h)
  *   FEED     s->d  magic FARFORK1 8, version 2, oldest version 2, digest 8, then each region:
  *                  address 8, claims 8, rkey of both 4 4: instead of HELLO, by an agent that has the
  *                  same image, or gets it (relay.h). WELCOME answers it; DONE ends it. Over verbs
@@ -63,20 +61,19 @@
 
 struct ff_error;
 
-#define FF_WIRE_VERSION 9
+#define FF_WIRE_VERSION 10
 #define FF_WIRE_AUTH_NONE 0u /* authentication in HELLO: what the link has proved */
 #define FF_WIRE_AUTH_KEY 1u  /* both ends have the key, and the link seals each message */
 #define FF_WIRE_PRECOPY 1u /* feature in WELCOME: the destination makes a pass (precopy=1) */
 #define FF_WIRE_RESUMES 2u /* feature in HELLO and WELCOME: this side goes on over another link */
 #define FF_WIRE_VERIFY 4u /* feature in HELLO: the source wants it; in WELCOME: pages are verified */
 #define FF_WIRE_HOLDS 8u  /* feature in HELLO: output=hold; in WELCOME: this side does, or refuses */
-#define FF_WIRE_TUNNEL 16u /* feature in HELLO and WELCOME: BYTES pass; both sides say so, or none */
 #define FF_WIRE_RETURNS 32u /* feature in HELLO: what was not written since the GO of a session is there still; in
                              * WELCOME: it is */
 #define FF_WIRE_VISITS 64u /* feature in WELCOME: the guest is to return (visit=on) */
 #define FF_WIRE_WELCOME_FEATURES                                                                   \
-    (FF_WIRE_PRECOPY | FF_WIRE_RESUMES | FF_WIRE_VERIFY | FF_WIRE_HOLDS | FF_WIRE_TUNNEL |         \
-     FF_WIRE_RETURNS | FF_WIRE_VISITS)
+    (FF_WIRE_PRECOPY | FF_WIRE_RESUMES | FF_WIRE_VERIFY | FF_WIRE_HOLDS | FF_WIRE_RETURNS |        \
+     FF_WIRE_VISITS)
 #define FF_WIRE_NAME_MAX 255
 #define FF_WIRE_CONFIG_MAX 255
 #define FF_WIRE_REGIONS_MAX 512
@@ -85,8 +82,6 @@ struct ff_error;
 #define FF_WIRE_FIRST_MAX 4096
 #define FF_WIRE_DATA_MAX (FF_MSG_MAX - 4)
 #define FF_WIRE_TEXT_MAX 500
-#define FF_WIRE_BYTES_MAX (FF_MSG_MAX - 24)
-#define FF_WIRE_BYTES_LAST (1ull << 62) /* so that no sum wraps */
 #define FF_WIRE_SEGMENT_MIN (4ull << 20) /* so that no chunk lies in two */
 #define FF_WIRE_KEYS_MAX 4096          /* of all regions together */
 #define FF_WIRE_PARTS_MAX 4096         /* of all regions together */
@@ -121,7 +116,6 @@ enum ff_msg {
     FF_MSG_RESUME,
     FF_MSG_LEASE,
     FF_MSG_PARTS,
-    FF_MSG_BYTES,
     FF_MSG_FEED,
     FF_MSG_LAST = FF_MSG_FEED,
 };
@@ -229,15 +223,6 @@ struct ff_dirty {
     const uint8_t *bits;
 };
 
-/* @n bytes of the tunnel from @offset on. @taken: what the sender's program has taken of the other
- * direction; an end counts as one byte behind the last */
-struct ff_bytes {
-    uint64_t offset, taken;
-    const uint8_t *data;
-    uint32_t n;
-    bool ends;
-};
-
 /* Where a relay has a region's bytes, and the claims of its pages (claims.h), a byte each */
 struct ff_fed_region {
     uint64_t addr, claims_addr;
@@ -280,7 +265,6 @@ int ff_wire_put_data(uint8_t *buf, const void *data, uint32_t len);
 int ff_wire_put_stats(uint8_t *buf, enum ff_msg type, const struct ff_stats *st);
 int ff_wire_put_lease(uint8_t *buf, uint32_t number);
 int ff_wire_put_empty(uint8_t *buf, enum ff_msg type);
-int ff_wire_put_bytes(uint8_t *buf, const struct ff_bytes *p); /* @n: at most FF_WIRE_BYTES_MAX */
 int ff_wire_put_feed(uint8_t *buf, const struct ff_offer *o);
 
 /* Decoders take a whole message that ff_wire_type() has accepted. 0 or -EPROTO (-EPROTONOSUPPORT:
@@ -338,7 +322,6 @@ int ff_wire_get_lease(const uint8_t *msg, size_t len, uint32_t *number, struct f
 int ff_wire_get_empty(const uint8_t *msg, size_t len, struct ff_error *err);
 
 /* @p->data points into @msg */
-int ff_wire_get_bytes(const uint8_t *msg, size_t len, struct ff_bytes *p, struct ff_error *err);
 
 /* Of an image of @n regions */
 int ff_wire_get_feed(const uint8_t *msg, size_t len, unsigned n, struct ff_offer *o,

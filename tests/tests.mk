@@ -75,7 +75,7 @@ $(MODEL): $(MODEL_OBJ) $(BUILD)/lib/libfarfork.a
 # --- loop: whole moves in one process ---
 
 LOOP_SUPPORT := harness region_memory one_move family stranger by_hand fallback soak_draw \
-    tunnel_programs owner visits
+    owner visits
 LOOP_OBJ := $(LOOP_SUPPORT:%=$(BUILD)/obj/tests/loop/%.o)
 LOOP_SRC := $(filter-out $(LOOP_SUPPORT:%=tests/loop/%.c),$(sort $(wildcard tests/loop/*.c)))
 LOOP_TESTS := $(LOOP_SRC:%.c=$(BUILD)/%)
@@ -99,7 +99,7 @@ $(BUILD)/tests/loop/model_accepts: LOOP_MORE := $(MODEL_PARTS) -Wl,--wrap=ff_lin
 
 # --- e2e: what its tests run beside QEMU ---
 
-E2E_PROGRAMS := $(addprefix $(BUILD)/tests/e2e/,image_agent stream_between outside_look state_between)
+E2E_PROGRAMS := $(addprefix $(BUILD)/tests/e2e/,image_agent outside_look state_between)
 $(E2E_PROGRAMS): $(BUILD)/%: %.c $(BUILD)/lib/libtools.a $(BUILD)/lib/libfarfork.a | $(DEPS_ALL)
 	@mkdir -p $(@D)
 	@echo "  TEST    $@"
@@ -108,11 +108,11 @@ $(E2E_PROGRAMS): $(BUILD)/%: %.c $(BUILD)/lib/libtools.a $(BUILD)/lib/libfarfork
 
 # --- fuzzers: clang's; seeds are made, not kept ---
 
-PART_FUZZERS := $(addprefix $(BUILD)/fuzz/,wire_fuzz queue_fuzz clone_fuzz gate_fuzz stream_fuzz)
+PART_FUZZERS := $(addprefix $(BUILD)/fuzz/,wire_fuzz queue_fuzz clone_fuzz gate_fuzz)
 WHOLE_FUZZERS := $(addprefix $(BUILD)/fuzz/,dest_fuzz source_fuzz agent_fuzz feed_fuzz guest_fuzz \
     command_fuzz address_fuzz)
 FUZZERS := $(PART_FUZZERS) $(WHOLE_FUZZERS)
-FUZZ_CORPORA := wire queue clone gate dest source agent guest command address stream feed
+FUZZ_CORPORA := wire queue clone gate dest source agent guest command address feed
 FUZZ_SANITIZE = $(filter-out $(OPT),$(CFLAGS)) -O1 -fno-omit-frame-pointer -MMD -MP \
               -fno-sanitize-recover=undefined $(addprefix -iquote ,$(LIB_DIRS) include $(TOOL_DIRS))
 FUZZ_CFLAGS = $(FUZZ_SANITIZE) -fsanitize=fuzzer,address,undefined
@@ -172,7 +172,7 @@ $(BUILD)/fuzz/.seeds: $(BUILD)/fuzz/seeds
 # how long something takes, a lease for instance; who computes; and who is named nowhere.
 ABREAST ?= $(if $(filter 1,$(shell nproc)),1,2)
 LOOP_ABREAST := $(filter $(addprefix %/,agent_hostile agents budgets death groups handed_over hello holes_early keyed \
-    older options poisoned relays returns return_fails touched_first resume_answers sparse tunnels),$(LOOP_TESTS))
+    older options poisoned relays returns return_fails touched_first resume_answers sparse),$(LOOP_TESTS))
 # These hardly compute: a quarter of one core at most, the longest first
 named = $(foreach n,$(1),$(filter %/$n,$(UNIT_TESTS) $(LOOP_TESTS)))
 IDLERS := $(call named,tags_kept take_back before_hello shortage test_tcp_gate agent_resume resume_waits \
@@ -270,7 +270,7 @@ check-versions: all $(QEMU_PROGRAMS) $(E2E_PROGRAMS) $(E2E_FILES) clone-plan
 
 # Debian's other QEMUs, unpatched
 check-stock: all $(E2E_PROGRAMS) $(E2E_FILES) $(E2E_FULL_FILES)
-	@$(RUN_ENV) tests/run 'tests/e2e/stock_stream.py --others:600'
+	@$(RUN_ENV) tests/run "tests/e2e/attach_guests.py --others:900"
 
 # Firmware, an agent inside, a TPM; a whole Debian
 check-guests: all debian-guest $(E2E_PROGRAMS) $(E2E_FILES)

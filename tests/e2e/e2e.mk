@@ -81,7 +81,6 @@ E2E_TESTS := \
     tests/e2e/lines.py:$(if $(filter 1,$(FARFORK_FULL)),920,140) \
     tests/e2e/vmclone_linux.py:420 \
     tests/e2e/stock.py:140 \
-    tests/e2e/stock_stream.py:140 \
     tests/e2e/attach_move.py:250 \
     tests/e2e/libvirt_move.py:100 \
     tests/e2e/libvirt_attach.py:220 \
@@ -168,7 +167,7 @@ $(BUILD)/tests/e2e/slurm: $(E2E_SLURM)/ready
 	@mkdir -p $(@D)
 	ln -sfn '$(E2E_SLURM)' '$@'
 
-# Unpatched QEMUs of Debian's for stock_stream.py: 7.2, 10.0 and the newest, each with all that it
+# Unpatched QEMUs of Debian's for attach_*.py: 7.2, 10.0 and the newest, each with all that it
 # needs down to libc, 40 MB to download; run by qemu-system-x86_64 at its root's top
 E2E_STOCK_bookworm := stock-qemu
 E2E_STOCK_trixie := stock-qemu-trixie

@@ -15,8 +15,6 @@
 #include "error.h"
 #include "farfork-clone.h"
 #include "message.h"
-#include "stream_return.h"
-#include "stream_sample.h"
 #include "tcp_wire.h"
 #include "wire.h"
 
@@ -58,7 +56,6 @@ static void save_messages(void)
     struct ff_stats st = {.bytes_total = 1};
     static struct ff_offer o = {.version = FF_WIRE_VERSION, .oldest = FF_WIRE_VERSION, .digest = 77,
                                 .r[2] = {.addr = 4096, .claims_addr = 1, .rkey = 1, .claims_rkey = 2}};
-    struct ff_bytes part = {.offset = 5, .taken = 7, .n = 4, .data = (const uint8_t *)"part", .ends = true};
 
     save(0, buf, ff_wire_put_hello(buf, &h, NULL));
     save(0, buf, ff_wire_put_welcome(buf, &w));
@@ -74,7 +71,6 @@ static void save_messages(void)
     save(1, buf, ff_wire_put_first(buf, p, 2));
     save(1, buf, ff_wire_put_data(buf, "state", 5));
     save(1, buf, ff_wire_put_dirty(buf, &d));
-    save(0, buf, ff_wire_put_bytes(buf, &part));
     for (o.n = 1; o.n <= 3; o.n += 2) /* regions: likewise */
         save(o.n / 2, buf, ff_wire_put_feed(buf, &o));
     save(0, buf, ff_wire_put_empty(buf, FF_MSG_LOGGING));
@@ -336,33 +332,6 @@ static void save_addresses(void)
     SAVE('h', ':', '1', 0, '5', 'f', '\n');
 }
 
-static void save_streams(void)
-{
-    static const struct stream_return m[] = {
-        {.type = STREAM_RETURN_PONG, .value = 1},
-        {.type = STREAM_RETURN_REQ_PAGES_ID, .len_bytes = 4096, .name = "pc.ram"},
-        {.type = STREAM_RETURN_REQ_PAGES, .addr = 8192, .len_bytes = 4096},
-        {.type = STREAM_RETURN_RESUME_ACK, .value = 1},
-        {.type = STREAM_RETURN_SHUT}};
-    static struct sample s;
-    size_t len = 0;
-
-    sample_postcopy(&s);
-    save(0, s.data, (int)s.len);
-    sample_head(&s, "x-ignore-shared");
-    save(6, s.data, (int)s.len);
-    sample_head(&s, "postcopy-ram");
-    sample_setup(&s, 2 << 20);
-    sample_package(&s);
-    sample_section(&s, STREAM_SECTION_PART);
-    sample_page(&s, "pc.ram", 0, 0);
-    sample_page(&s, NULL, STREAM_PAGE_LEN, 0);
-    save(4, s.data, (int)s.len);
-    for (unsigned i = 0; i < sizeof(m) / sizeof(m[0]); i++)
-        len += stream_return_write(s.data + len, &m[i]);
-    save(3, s.data, (int)len);
-}
-
 int main(int argc, char **argv)
 {
     if (argc != 13) {
@@ -393,7 +362,6 @@ int main(int argc, char **argv)
     folder = argv[10];
     save_addresses();
     folder = argv[11];
-    save_streams();
     folder = argv[12];
     save_feeds();
     return 0;

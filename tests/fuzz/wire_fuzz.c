@@ -14,7 +14,6 @@
 #include "printable.c"
 #include "tcp_wire.c"
 #include "wire.c"
-#include "wire_bytes.c"
 #include "wire_feed.c"
 #include "wire_parts.c"
 #include "wire_resume.c"
@@ -55,7 +54,7 @@ static int try_hello(const uint8_t *msg, size_t len, struct ff_error *err)
             abort();
         return rc;
     }
-    if ((!h.n_regions && !(h.features & FF_WIRE_TUNNEL)) || h.n_regions > FF_WIRE_REGIONS_MAX)
+    if (!h.n_regions || h.n_regions > FF_WIRE_REGIONS_MAX)
         abort();
     for (unsigned i = 0; i < h.n_regions; i++) {
         const struct ff_wire_region *r = &h.regions[i];
@@ -76,7 +75,6 @@ static int try_small(enum ff_msg type, const uint8_t *msg, size_t len, struct ff
     struct ff_welcome w;
     struct ff_resume again;
     struct ff_stats st;
-    struct ff_bytes part;
     uint32_t number;
     int rc;
 
@@ -85,13 +83,6 @@ static int try_small(enum ff_msg type, const uint8_t *msg, size_t len, struct ff
         rc = ff_wire_get_lease(msg, len, &number, err);
         if (!rc)
             same(msg, len, out, ff_wire_put_lease(out, number), 0, 0);
-        return rc;
-    case FF_MSG_BYTES:
-        rc = ff_wire_get_bytes(msg, len, &part, err);
-        if (!rc && (part.data < msg || part.data + part.n != msg + len))
-            abort();
-        if (!rc)
-            same(msg, len, out, ff_wire_put_bytes(out, &part), 0, 0);
         return rc;
     case FF_MSG_WELCOME:
         rc = ff_wire_get_welcome(msg, len, &w, err);

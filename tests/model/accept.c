@@ -25,7 +25,6 @@ bool accept_watches(unsigned type)
     case FF_MSG_FIRST:    /* likewise */
     case FF_MSG_DATA:     /* likewise */
     case FF_MSG_DIRTY:    /* likewise */
-    case FF_MSG_BYTES:    /* likewise */
     case FF_MSG_FEED:     /* no move has it: agents say it to each other */
     case FF_MSG_GRANT:    /* likewise */
     case FF_MSG_PROGRESS: /* by the clock */

@@ -7,8 +7,7 @@
  *
  * Purpose      every order in which two QEMUs, their links, whoever watches them and the faults
  *              below can act, from HELLO to DONE. One guest, two pages, one disk. It does not
- *              model bytes of messages, the tunnel's BYTES, agents that feed each other (FEED), or a
- *              peer that lies. Of more than one move it models a visit: the way home in whole, and of
+ *              model bytes of messages, agents that feed each other (FEED), or a peer that lies. Of more than one move it models a visit: the way home in whole, and of
  *              the way out, which stands beside it, what return_model.c says.
  *
  * Picture      struct world                  every state: search.c

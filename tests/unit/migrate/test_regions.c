@@ -133,15 +133,15 @@ static void test_hello(void **state)
     char config[300];
     (void)state;
 
-    assert_fails(ff_regions_hello(&t, "c", false, &h, &err), EINVAL);
+    assert_fails(ff_regions_hello(&t, "c", &h, &err), EINVAL);
     add(&t, "pc.ram", 0x10000, 0x10000, 4096);
     add(&t, "huge", 0x400000, 4 << 20, 2 << 20);
     memset(config, 'c', sizeof(config));
     config[256] = '\0';
-    assert_fails(ff_regions_hello(&t, config, false, &h, &err), EINVAL);
+    assert_fails(ff_regions_hello(&t, config, &h, &err), EINVAL);
     assert_error(err, EINVAL, "256", "255");
     config[255] = '\0';
-    assert_ok(ff_regions_hello(&t, config, false, &h, &err), err);
+    assert_ok(ff_regions_hello(&t, config, &h, &err), err);
     assert_string_equal(h.config, config);
     assert_int_equal(h.version, FF_WIRE_VERSION);
     assert_int_equal(h.n_regions, 2);
@@ -167,7 +167,7 @@ static void test_match(void **state)
     add(&dst, "c", 0x800000, 2 << 20, 2 << 20); /* another order, other addresses */
     add(&dst, "a", 0x90000, 0x10000, 4096);
     add(&dst, "b", 0xa0000, 0x20000, 4096);
-    assert_ok(ff_regions_hello(&src, "pc", false, &h, &err), err);
+    assert_ok(ff_regions_hello(&src, "pc", &h, &err), err);
     assert_ok(ff_regions_match(&dst, "pc", &h, map, &err), err);
     assert_int_equal(map[0], 1);
     assert_int_equal(map[1], 2);
@@ -215,7 +215,7 @@ static void test_differences(void **state)
 
     add(&src, "a", 0x10000, 0x10000, 4096);
     add(&src, "b", 0x200000, 0x200000, 4096);
-    assert_ok(ff_regions_hello(&src, "pc-q35-10", false, &h, &err), err);
+    assert_ok(ff_regions_hello(&src, "pc-q35-10", &h, &err), err);
     for (size_t i = 0; i < FF_ARRAY_LEN(dest); i++) {
         for (unsigned k = 0; k < 3 && dest[i].r[k].name; k++)
             add(&dst, dest[i].r[k].name, 0x1000000 + 0x400000u * k, dest[i].r[k].len,

@@ -200,15 +200,6 @@ static void test_hello(void **state)
     ff_hello_free(&d.hello);
     must_have_this_length(buf, len);
 
-    /* with a tunnel there need be no region */
-    h.n_regions = 0;
-    h.features |= FF_WIRE_TUNNEL;
-    len = ff_wire_put_hello(buf, &h, &err);
-    assert_ok(decode_exact(buf, (size_t)len, &d, &err), err);
-    assert_int_equal(d.hello.n_regions, 0);
-    ff_hello_free(&d.hello);
-    h = example_hello();
-
     /* a newer source that still speaks our version is welcome */
     h.version = FF_WIRE_VERSION + 1;
     len = ff_wire_put_hello(buf, &h, &err);
