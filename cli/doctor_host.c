@@ -131,8 +131,8 @@ static void check_permission(const struct subject *s)
         say_of(s, FF_CHECK_OK, "vm.unprivileged_userfaultfd=%d: every user has userfaultfd", value);
     else if (!access("/dev/userfaultfd", F_OK))
         say_of(s, FF_CHECK_OK,
-               "vm.unprivileged_userfaultfd=0: enough, but for libvirt's domains that come by "
-               "proxies (60-farfork-userfaultfd.conf of the examples)");
+               "vm.unprivileged_userfaultfd=0: enough, but for libvirt's domains that come "
+               "(60-farfork-userfaultfd.conf of the examples)");
     else
         say_of(s, FF_CHECK_LIMITED,
                "vm.unprivileged_userfaultfd=0 and no /dev/userfaultfd: root alone can take guests: "

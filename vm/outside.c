@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * outside.c - take a QEMU's memory files and its userfaultfd
+ * outside.c - take a QEMU's memory files
  */
 /**
  * DOC: Theory of Operation
@@ -9,14 +9,7 @@
  *                /proc/PID/fd/N           the same inode; needs no capability; else the descriptor
  *                /proc/PID/map_files/A-B  where it is closed; CAP_CHECKPOINT_RESTORE
  *                /proc/PID/root/PATH      likewise, while the path is there
- *              The userfaultfd is the anon_inode:[userfaultfd] that has agreed on an API.
- *              QEMU 10.0 keeps /dev/userfaultfd open beside it: that is none.
- *
- * Invariants   The userfaultfd is taken only when the kernel shows every block as watched (um), all
- *              of it. A process with several is refused: the other ones are of vhost-user devices,
- *              whose faults nobody would answer.
- * Limits       Whether the userfaultfd's is that watching, the caller finds out by using it.
- * Sources      proc_pid_fd(5), proc_pid_map_files(5), pidfd_getfd(2), fs/userfaultfd.c
+ * Sources      proc_pid_fd(5), proc_pid_map_files(5), pidfd_getfd(2)
  */
 #include <dirent.h>
 #include <errno.h>
@@ -197,120 +190,4 @@ int outside_open(pid_t pid, const struct outside_block *b, bool writable,
                             span.of.name, (intmax_t)st.st_size, out->fd_offset + b->len_bytes);
     }
     return 0;
-}
-
-/* --- the userfaultfd --- */
-
-struct userfaultfd_search {
-    int number, found;
-};
-
-/* An API that was agreed on has features: at least that it was */
-static bool has_api(pid_t pid, int number)
-{
-    FF_AUTO_FREE char *path = xprintf("/proc/%d/fdinfo/%d", (int)pid, number), *line = NULL;
-    FILE *f = fopen(path, "re");
-    size_t room = 0;
-    uint64_t features = 0;
-
-    if (!f)
-        return false;
-    while (!features && getline(&line, &room, f) > 0)
-        sscanf(line, "API: %*x:%" SCNx64, &features);
-    fclose(f);
-    return features;
-}
-
-static int see_userfaultfd(pid_t pid, int number, const char *path, void *opaque)
-{
-    struct userfaultfd_search *s = opaque;
-    char name[64];
-    const ssize_t len = readlink(path, name, sizeof(name) - 1);
-
-    if (len < 0)
-        return 0;
-    name[len] = '\0';
-    if (!strcmp(name, "anon_inode:[userfaultfd]") && has_api(pid, number)) {
-        s->number = number;
-        s->found++;
-    }
-    return 0;
-}
-
-enum outside_state { OUTSIDE_PREPARED, OUTSIDE_WATCHED };
-
-static int are_all(enum outside_state state, pid_t pid, const struct outside_block *b, unsigned n,
-                   struct ff_error *err)
-{
-    FF_AUTO_FREE struct outside_vma *v = NULL;
-    unsigned vmas;
-    int rc;
-
-    if ((rc = outside_read_maps(pid, true, &v, &vmas, err)))
-        return rc;
-    for (unsigned i = 0; i < n; i++) {
-        struct outside_span span;
-
-        if ((rc = outside_find_span(v, vmas, &b[i], &span, err)))
-            return rc;
-        if (state == OUTSIDE_WATCHED && !span.is_watched)
-            return ff_error_set(err, EAGAIN,
-                                "memory of %s: take its userfaultfd: the QEMU (process %d) does "
-                                "not watch it yet", b[i].name, (int)pid);
-        if (state == OUTSIDE_PREPARED && !span.is_small)
-            return ff_error_set(err, EAGAIN,
-                                "memory of %s: the QEMU (process %d) has not prepared what is at "
-                                "0x%" PRIx64 " for post-copy: is that its memory?", b[i].name,
-                                (int)pid, b[i].hva);
-    }
-    return 0;
-}
-
-int outside_prepared(pid_t pid, const struct outside_block *b, unsigned n, struct ff_error *err)
-{
-    return access(THP, F_OK) ? 0 : are_all(OUTSIDE_PREPARED, pid, b, n, err);
-}
-
-int outside_userfaultfd(pid_t pid, const struct outside_block *b, unsigned n, struct ff_error *err)
-{
-    struct userfaultfd_search s = {.number = -1};
-    int rc;
-
-    if ((rc = are_all(OUTSIDE_WATCHED, pid, b, n, err)) || (rc = each_fd_of(pid, see_userfaultfd, &s, err)))
-        return rc;
-    if (!s.found)
-        return ff_error_set(err, EAGAIN,
-                            "process %d: take its userfaultfd: it has none open", (int)pid);
-    if (s.found > 1)
-        return ff_error_set(err, ENOTUNIQ,
-                            "process %d: take its userfaultfd: it has %d, of vhost-user devices "
-                            "perhaps: move the guest without them, or by QEMU's own post-copy",
-                            (int)pid, s.found);
-    rc = outside_take_fd(pid, s.number);
-    if (rc >= 0)
-        return rc;
-    if (rc == -EBADF)
-        return ff_error_set(err, EAGAIN, "process %d: take its userfaultfd: it has just closed it",
-                            (int)pid);
-    const int why = -rc;
-    if ((rc = outside_may(pid, true, err)))
-        return rc;
-    return ff_error_set(err, why, "process %d: take its userfaultfd: %s", (int)pid, strerror(why));
-}
-
-int outside_unwatch(pid_t pid, const struct outside_block *b, unsigned n, struct ff_error *err)
-{
-    int fd = outside_userfaultfd(pid, b, n, err), rc = 0;
-
-    if (fd < 0)
-        return fd;
-    for (unsigned i = 0; i < n && !rc; i++) {
-        struct uffdio_range r = {.start = b[i].hva, .len = b[i].len_bytes};
-
-        if (ioctl(fd, UFFDIO_UNREGISTER, &r))
-            rc = ff_error_set(err, errno, "process %d: watch block %s no longer: %s", (int)pid,
-                              b[i].name, strerror(errno));
-    }
-    close(fd);
-    return rc;
 }

@@ -5,13 +5,10 @@
 /**
  * DOC: Theory of Operation
  *
- * Purpose      a proxy beside a QEMU that is not patched needs three things of it: where each RAM
- *              block is in its address space, the file that holds it, if one does, and the
- *              userfaultfd by which it watches its memory during post-copy.
+ * Purpose      a process beside a QEMU needs two things of its memory: where each RAM block is in its address space, and
+ *              the file that holds it, if one does.
  *
- * Picture      a proxy: outside_may() -> outside_blocks() -> outside_locate() -> outside_open()
- *              at the destination outside_userfaultfd() instead of the last, until it is there
- *              all blocks: outside_may() -> outside_list() -> outside_place() -> outside_open()
+ * Picture      outside_may() -> outside_list() -> outside_place() -> outside_open()
  *              without a monitor of its own: outside_locate() with the names that the source has
  *
  * Threads      any; the calls of one struct qmp not at the same time.
@@ -28,8 +25,6 @@
 
 #include "error.h"
 #include "qmp.h"
-
-#define OUTSIDE_MAIN_BYTES (32u << 20) /* a block from this size on is main memory */
 
 struct outside_block {           /* one RAMBlock */
     char name[256];              /* idstr, as in the migration stream */
@@ -53,22 +48,11 @@ struct outside_memory {
 };
 
 /**
- * outside_blocks() - the RAM blocks of a QEMU, in the order in which it tells them
- * @out: to be freed
- *
- * A QEMU that shows no addresses (7.2) is asked for those of main memory by guest addresses.
- *
- * Cost:   one command; without addresses two more, and one a block of main memory
- * Return: 0; -EPROTO: an answer that this code does not know; else as qmp_command()
- */
-int outside_blocks(struct qmp *q, struct outside_block **out, unsigned *n, struct ff_error *err);
-
-/**
  * outside_list() - every RAM block that QEMU migrates, small ones too, as QEMU tells them
  * @out: to be freed; @hva is 0 before QEMU 8.0
  *
  * Cost:   one command
- * Return: as outside_blocks()
+ * Return: 0; -EPROTO: an answer that this code does not know; else as qmp_command()
  */
 int outside_list(struct qmp *q, struct outside_block **out, unsigned *n, struct ff_error *err);
 
@@ -84,7 +68,7 @@ int outside_list(struct qmp *q, struct outside_block **out, unsigned *n, struct 
  *         and QEMU's heap read once
  * Return: 0; -ENOENT: nothing tells an address, or it is not mapped as QEMU says; -ENOTUNIQ: two
  *         addresses of a block, or two blocks at one; -EACCES: not readable: the error names the
- *         block; else as outside_blocks(), outside_may()
+ *         block; else as outside_list(), outside_may()
  */
 int outside_place(struct qmp *q, pid_t pid, struct outside_block *b, unsigned n,
                   struct ff_error *err);
@@ -111,33 +95,8 @@ int outside_locate(pid_t pid, struct outside_block *b, struct ff_error *err);
 int outside_open(pid_t pid, const struct outside_block *b, bool writable,
                  struct outside_memory *out, struct ff_error *err);
 
-/**
- * outside_prepared() - whether a QEMU has prepared these blocks for post-copy
- *
- * QEMU forbids huge pages in all of its memory, and in nothing else, once it hears what to discard,
- * which comes before the package: what was found by its length is its memory then.
- *
- * Return: 0, also where the kernel has no huge pages; -EAGAIN: not all of them, or not yet; -ENOENT
- *         as outside_open(); -EPERM as outside_may()
- */
-int outside_prepared(pid_t pid, const struct outside_block *b, unsigned n, struct ff_error *err);
-
-/**
- * outside_userfaultfd() - take the userfaultfd with which a QEMU watches all of these blocks
- *
- * Cost:   reads smaps: short while the memory is empty, as it is when post-copy begins
- * Return: the descriptor, the caller's; -EAGAIN: not all of them are watched yet; -ENOTUNIQ: the
- *         QEMU has several; -ENOENT as outside_open(); -EPERM as outside_may()
- */
-int outside_userfaultfd(pid_t pid, const struct outside_block *b, unsigned n,
-                        struct ff_error *err);
-
 /* Descriptor @number of a process: a duplicate, the caller's; -EBADF: it has none; else -errno */
 int outside_take_fd(pid_t pid, int number);
-
-/* These blocks have all of their pages: what is still missing in them reads as zeros from now on,
- * whoever waited for it. Return: 0; else as outside_userfaultfd() */
-int outside_unwatch(pid_t pid, const struct outside_block *b, unsigned n, struct ff_error *err);
 
 /* A number of /proc/PID/status, as "PPid:"; -1: unknown */
 int outside_number(pid_t pid, const char *name);

@@ -272,17 +272,6 @@ int outside_list(struct qmp *q, struct outside_block **out, unsigned *n, struct 
     return outside_parse_blocks(json_string_value(text), out, n, err);
 }
 
-int outside_blocks(struct qmp *q, struct outside_block **out, unsigned *n, struct ff_error *err)
-{
-    int rc = outside_list(q, out, n, err);
-
-    if (rc)
-        return rc;
-    if ((rc = add_addresses(q, *out, *n, OUTSIDE_MAIN_BYTES, err)))
-        free(*out);
-    return rc;
-}
-
 /* --- all blocks, verified --- */
 
 int outside_agree(struct outside_block *b, uint64_t record, struct ff_error *err)

@@ -50,11 +50,8 @@ static void take_flags(struct outside_vma *v, char *words)
 {
     char *rest;
 
-    for (char *w = strtok_r(words, " \n", &rest); w; w = strtok_r(NULL, " \n", &rest)) {
-        v->is_watched |= !strcmp(w, "um");
+    for (char *w = strtok_r(words, " \n", &rest); w; w = strtok_r(NULL, " \n", &rest))
         v->is_hugetlb |= !strcmp(w, "ht");
-        v->is_small |= !strcmp(w, "nh");
-    }
 }
 
 int outside_parse_maps(FILE *text, struct outside_vma **out, unsigned *n, struct ff_error *err)
@@ -153,15 +150,12 @@ int outside_find_span(const struct outside_vma *v, unsigned n, const struct outs
                             "memory of %s: find it: nothing is mapped at 0x%" PRIx64 " (%" PRIu64
                             " bytes): is this the process that answers QMP?", b->name, b->hva,
                             b->len_bytes);
-    *out = (struct outside_span){.of = v[i], .at = b->hva, .is_watched = v[i].is_watched,
-                                 .is_small = v[i].is_small};
+    *out = (struct outside_span){.of = v[i], .at = b->hva};
     if (v[i].inode)
         out->of.offset += b->hva - v[i].start;
     for (; v[i].end < b->hva + b->len_bytes; i++) {
         if (i + 1 == n || !vma_goes_on(&v[i], &v[i + 1]))
             return no_span(&v[i], i + 1 < n ? &v[i + 1] : NULL, b, err);
-        out->is_watched &= v[i + 1].is_watched;
-        out->is_small &= v[i + 1].is_small;
     }
     return 0;
 }

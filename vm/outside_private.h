@@ -15,14 +15,13 @@ struct outside_vma { /* a line of maps, or a paragraph of smaps */
     uint64_t start, end, offset, inode;
     unsigned major, minor; /* of the file; inode 0: none */
     bool is_readable, is_writable, is_shared;
-    bool is_watched, is_hugetlb, is_small; /* smaps alone: um, ht, nh */
+    bool is_hugetlb; /* smaps alone: ht */
     char name[256];              /* cut, if it is longer */
 };
 
 struct outside_span { /* VMAs that are one memory: what the first one says, and of all of them */
     struct outside_vma of; /* start, end: of the first VMA; offset: at @at */
     uint64_t at;
-    bool is_watched, is_small; /* all of it */
 };
 
 /* The whole text. 0; -EPROTO: it is neither maps nor smaps; -EIO */

@@ -20,7 +20,7 @@ enum metric_type { METRIC_COUNTER, METRIC_GAUGE, METRIC_HISTOGRAM };
 /* One line, or all lines of one histogram */
 struct series {
     enum metric metric;
-    char *labels;   /* as in the file: side="source",via="proxy"; "": none */
+    char *labels;   /* as in the file: side="source",via="attach"; "": none */
     double value;   /* of a histogram the sum */
     double count[METRICS_BUCKETS]; /* of a histogram, not added up */
 };

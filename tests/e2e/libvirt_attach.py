@@ -92,7 +92,7 @@ class Two:
         self.stack.close()
 
     def start(self, *more, faults=('', ''), name=NAME):
-        """farfork move --domain; faults: failpoints of the source's proxy, of the destination's"""
+        """farfork move --domain; faults: failpoints of the source's process, of the destination's"""
         self.launcher.faults = faults[1]
         argv = [self.farfork, 'move', '--json', '--launcher', self.launcher.template, '--options',
                 'reconnect=30', '--domain', name, f'qemu+tcp://{self.b.name}/system', *more]

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """outside.py - the memory of QEMUs as another process finds it (vm/outside.h); limit: 150 s
 
-Debian's own QEMU 7.2, which shows no addresses, and 10.0, which does; every kind of memory; the
-userfaultfd of a real post-copy; a destination that waits with -S.
+Debian's own QEMU 7.2, which shows no addresses, and 10.0, which does; every kind of memory.
 """
 import json
 import os
@@ -108,43 +107,6 @@ def numa(t, version, accel):
                 raise Failed(f'{b["name"]}: {b["hva"]:#x}, guest address {i} says {at:#x}')
 
 
-def post_copy(t, version, accel, memory):
-    """-S: what the userfaultfd is at each stage; nothing runs before `cont`."""
-    name = f'{memory}-{version}'
-    with guest(t, version, f'a-{name}', accel, memory) as a, \
-            guest(t, version, f'b-{name}', accel, memory, incoming=True, extra=['-S']) as b:
-        a.start_load()
-        path = f'{t.work}/{name}.in'
-        for g in (a, b):
-            g.qmp('migrate-set-capabilities',
-                  capabilities=[{'capability': 'postcopy-ram', 'state': True}])
-        b.qmp('migrate-incoming', uri=f'unix:{path}')
-        if look(b, 'watch')['userfaultfd'] != -11:      # -EAGAIN
-            raise Failed('a userfaultfd before the move')
-        a.qmp('migrate-set-parameters', **{'max-postcopy-bandwidth': SLOW})
-        with subprocess.Popen([LOOK, f'{b.sock_path}2', 'take'], stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, text=True) as taker:
-            try:
-                a.qmp('migrate', uri=f'unix:{path}')
-                wait_migration(a, 'active')
-                a.qmp('migrate-start-postcopy')
-                out, err = taker.communicate(timeout=30)
-            finally:
-                taker.kill()
-        if taker.returncode or out.split() != ['taken']:
-            raise Failed(f'take: exit {taker.returncode}: {out} {err}')
-        if migration(b)['status'] != 'postcopy-active':
-            raise Failed(f'it was taken in {migration(b)["status"]}: nothing was seen of it')
-        wait_for('paused', 10, lambda: status(b) == 'paused')     # the device state is loaded
-        a.qmp('migrate-set-parameters', **{'max-postcopy-bandwidth': 0})
-        wait_migration(a, 'completed')
-        wait_migration(b, 'completed')
-        if status(b) != 'paused' or look(b, 'watch')['userfaultfd'] != -11:
-            raise Failed(f'at the end: {status(b)}, {look(b, "watch")}')
-        b.qmp('cont')
-        check_ledger(a, b, sweeps=1)
-
-
 def run(t):
     accel = t.best_accel()
     for version in VERSIONS:
@@ -152,9 +114,6 @@ def run(t):
             kinds(t, version, accel)
         with t.case(f'{version}: two backends of one length'):
             numa(t, version, accel)
-        for memory in ('anon', 'memfd'):
-            with t.case(f'{version}: post-copy, {memory}'):
-                post_copy(t, version, accel, memory)
     with t.case('10.0: hugetlb'):
         t.reserve_huge(MEM_MIB)
         one_kind(t, '10.0', accel, 'hugetlb', {**SHARED, 'hugetlb': True}, memory='hugetlb')

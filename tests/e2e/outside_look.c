@@ -1,18 +1,15 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * outside_look.c - a QEMU's memory from outside, for tests: outside_look QMP [watch | take | every]
+ * outside_look.c - a QEMU's memory from outside, for tests: outside_look QMP [every]
  *
- * One JSON object. Without more: the blocks, and each one of main memory opened, located without a
- * monitor, and read both ways. watch: what outside_userfaultfd() says of it now. take: wait until
- * it is watched, take the userfaultfd, and see that it is the one. every: all blocks, small ones
- * too, each at the address that outside_place() finds without what `info ramblock` prints of it.
+ * One JSON object. Without more: each block of main memory opened, located without a monitor, and read both ways.
+ * every: all blocks, small ones too, each at the address that outside_place() finds without what `info ramblock` prints
+ * of it.
  */
 #include <errno.h>
 #include <inttypes.h>
-#include <linux/userfaultfd.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -22,6 +19,7 @@
 
 #define LIMIT_MS 20000
 #define PAGE 4096u
+#define MAIN_BYTES (32u << 20)
 
 static struct ff_error err;
 
@@ -77,40 +75,6 @@ static json_t *look_at(pid_t pid, struct outside_block *b)
     return o;
 }
 
-/* Whether this userfaultfd may install this page. EFAULT of an unreadable source, or EEXIST:
- * yes, and nothing was installed. ENOENT: it is not watched */
-static int ask_of(int fd, uint64_t at)
-{
-    char *none = mmap(NULL, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    struct uffdio_copy c = {.dst = at, .src = (uintptr_t)none, .len = PAGE};
-
-    while (ioctl(fd, UFFDIO_COPY, &c))
-        if (errno != EAGAIN) /* QEMU changes its mappings */
-            return errno;
-    return 0;
-}
-
-static int take(pid_t pid, const struct outside_block *b, unsigned n)
-{
-    const uint64_t until = ff_now_ms() + LIMIT_MS;
-    int fd;
-
-    while ((fd = outside_userfaultfd(pid, b, n, &err)) == -EAGAIN && ff_now_ms() < until)
-        usleep(500); /* looks again: nothing tells when QEMU registers it */
-    if (fd < 0)
-        return die("take");
-    for (unsigned i = 0; i < n; i++) {
-        const int why = ask_of(fd, b[i].hva + b[i].len_bytes - PAGE);
-
-        if (why != EFAULT && why != EEXIST) {
-            errno = why;
-            return die("the userfaultfd is another one's");
-        }
-    }
-    printf("taken\n");
-    return 0;
-}
-
 static json_t *show_place(pid_t pid, const struct outside_block *b, uint64_t told)
 {
     static const char *const kinds[] = {"anonymous", "memfd", "file"};
@@ -153,35 +117,20 @@ int main(int argc, char **argv)
 {
     FF_AUTO_FREE struct outside_block *b = NULL;
     struct qmp *q;
-    unsigned n, kept = 0;
+    unsigned n;
 
     if (argc < 2 || qmp_connect(argv[1], -1, LIMIT_MS, &q, &err))
         return die("connect");
     if (argc > 2 && !strcmp(argv[2], "every"))
         return every(q);
-    if (outside_blocks(q, &b, &n, &err))
-        return die("blocks");
     const pid_t pid = qmp_pid(q);
+    if (outside_may(pid, true, &err) || outside_list(q, &b, &n, &err) || outside_place(q, pid, b, n, &err))
+        return die("blocks");
     qmp_free(q);
-    for (unsigned i = 0; i < n; i++)
-        if (b[i].len_bytes >= OUTSIDE_MAIN_BYTES)
-            b[kept++] = b[i];
-    if (outside_may(pid, true, &err) || !kept)
-        return die("may");
-    for (unsigned i = 0; i < kept; i++)
-        if (outside_locate(pid, &b[i], &err))
-            return die("locate");
-    if (argc > 2 && !strcmp(argv[2], "take"))
-        return take(pid, b, kept);
     json_t *all = json_pack("{si}", "all", (int)n), *main_memory = json_array();
-    if (argc > 2) {
-        const int fd = outside_userfaultfd(pid, b, kept, &err);
-
-        json_object_set_new(all, "userfaultfd", json_integer(fd < 0 ? fd : 0));
-    } else {
-        for (unsigned i = 0; i < kept; i++)
+    for (unsigned i = 0; i < n; i++)
+        if (b[i].len_bytes >= MAIN_BYTES)
             json_array_append_new(main_memory, look_at(pid, &b[i]));
-    }
     json_object_set_new(all, "blocks", main_memory);
     json_dumpf(all, stdout, 0);
     json_decref(all);

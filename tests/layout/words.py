@@ -62,7 +62,7 @@ def main():
         for where, _, names in sorted(os.walk(os.path.join(clocks.TOP, folder))):
             for name in sorted(names):
                 path = os.path.relpath(os.path.join(where, name), clocks.TOP)
-                if not name.endswith('.c') or path.startswith('control/proxy/'):
+                if not name.endswith('.c') or path.startswith('control/attach/'):
                     continue
                 n += 1
                 with open(os.path.join(clocks.TOP, path), encoding='utf-8') as f:

@@ -89,7 +89,7 @@ static void fill_page(uint8_t *at, uint32_t psize, uint64_t word)
         memcpy(at + i, &word, sizeof(word));
 }
 
-/* --- the owner: what a QEMU is to its proxy --- */
+/* --- the owner: what a QEMU is to the process beside it --- */
 
 static void check_word(struct elsewhere *e, unsigned region, uint64_t page)
 {

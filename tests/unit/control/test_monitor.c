@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_monitor.c - a proxy's monitor and our own QMP client; clients that misbehave
+ * test_monitor.c - the monitor of farfork attach and our own QMP client; clients that misbehave
  */
 #include <fcntl.h>
 #include <poll.h>

@@ -372,8 +372,6 @@ static int may_not_as_another_user(struct other *o)
     err.text[0] = '\0'; /* and each call says so */
     if (outside_open(o->pid, &b, false, &m, &err) != -EPERM || !strstr(err.text, "another user's"))
         return 3;
-    if (outside_userfaultfd(o->pid, &b, 1, &err) != -EPERM || !strstr(err.text, "another user's"))
-        return 4;
     b.hva = 0;
     if (outside_locate(o->pid, &b, &err) != -EPERM || !strstr(err.text, "another user's"))
         return 5;
@@ -457,94 +455,6 @@ static void test_undumpable(void **state)
     end(&o);
 }
 
-/* --- a userfaultfd --- */
-
-static int new_userfaultfd(bool with_api)
-{
-    struct uffdio_api api = {.api = UFFD_API};
-    int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
-
-    if (fd < 0 || (with_api && ioctl(fd, UFFDIO_API, &api)))
-        _exit(2);
-    return fd;
-}
-
-static void watch(int fd, char *p, size_t len)
-{
-    struct uffdio_register r = {.range = {(uintptr_t)p, len},
-                                .mode = UFFDIO_REGISTER_MODE_MISSING};
-
-    if (ioctl(fd, UFFDIO_REGISTER, &r))
-        _exit(2);
-}
-
-static void watching(int told, int go)
-{
-    char *p = map(memfd(MFD_CLOEXEC, LEN), 0, LEN, MAP_SHARED);
-
-    new_userfaultfd(false); /* nobody has agreed on anything with it */
-    tell(told, (uintptr_t)p);
-    hear(go);
-    int fd = new_userfaultfd(true);
-    tell(told, (uintptr_t)p);
-    hear(go);
-    watch(fd, p, LEN / 2);
-    tell(told, (uintptr_t)p);
-    hear(go);
-    watch(fd, p + LEN / 2, LEN / 2);
-    tell(told, (uintptr_t)p);
-    hear(go);
-    if (p[0] != 7 || p[LEN - 1] != 7) /* waits for who installs them */
-        _exit(4);
-    tell(told, (uintptr_t)p);
-    hear(go);
-    new_userfaultfd(true);
-    tell(told, (uintptr_t)p);
-}
-
-static void install(int fd, uint64_t at)
-{
-    static char page[4096] __attribute__((aligned(4096)));
-    struct uffdio_copy c = {.dst = at, .src = (uintptr_t)page, .len = sizeof(page)};
-
-    memset(page, 7, sizeof(page));
-    assert_int_equal(ioctl(fd, UFFDIO_COPY, &c), 0);
-}
-
-static void test_userfaultfd(void **state)
-{
-    struct other o;
-    (void)state;
-
-    int mine = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
-    if (mine < 0)
-        skip(); /* root, or sysctl vm.unprivileged_userfaultfd=1 */
-    close(mine);
-    start(&o, watching);
-    struct outside_block b = block_of(hear_from(&o));
-    for (int i = 0; i < 3; i++) { /* it has none of use; one that watches nothing; half of it */
-        err = (struct ff_error){0};
-        assert_fails(outside_userfaultfd(o.pid, &b, 1, &err), EAGAIN);
-        assert_error(err, EAGAIN, "memory of ram", "not watch it yet");
-        next_step(&o);
-        hear_from(&o);
-    }
-    int fd = outside_userfaultfd(o.pid, &b, 1, &err);
-    if (fd < 0)
-        fail_msg("%s", err.text);
-    assert_true(fcntl(fd, F_GETFD) & FD_CLOEXEC);
-    install(fd, b.hva);
-    install(fd, b.hva + LEN - 4096);
-    next_step(&o);
-    hear_from(&o); /* it has seen them */
-    close(fd);
-    next_step(&o);
-    hear_from(&o);
-    assert_fails(outside_userfaultfd(o.pid, &b, 1, &err), ENOTUNIQ); /* two: which? */
-    assert_error(err, ENOTUNIQ, "it has 2", "vhost-user");
-    end(&o);
-}
-
 /* --- where --- */
 
 #define ODD_LEN (37u * MIB + 12288u)
@@ -585,8 +495,7 @@ int main(void)
         cmocka_unit_test(test_no_descriptor), cmocka_unit_test(test_private),
         cmocka_unit_test(test_huge),          cmocka_unit_test(test_file_of_root),
         cmocka_unit_test(test_may),           cmocka_unit_test(test_undumpable),
-        cmocka_unit_test(test_stranger),
-        cmocka_unit_test(test_userfaultfd),   cmocka_unit_test(test_locate),
+        cmocka_unit_test(test_stranger),      cmocka_unit_test(test_locate),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
