@@ -3,7 +3,7 @@
  * seeds.c - write a small corpus for the fuzzers
  *
  * usage: seeds WIRE QUEUE CLONE GATE DEST SOURCE AGENT GUEST COMMAND ADDRESS
- *        STREAM FEED, a folder each
+ *        FEED, a folder each
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -334,9 +334,9 @@ static void save_addresses(void)
 
 int main(int argc, char **argv)
 {
-    if (argc != 13) {
+    if (argc != 12) {
         fprintf(stderr, "usage: seeds WIRE QUEUE CLONE GATE DEST SOURCE AGENT GUEST COMMAND "
-                        "ADDRESS STREAM FEED\n");
+                        "ADDRESS FEED\n");
         return 2;
     }
     folder = argv[1];
@@ -362,7 +362,6 @@ int main(int argc, char **argv)
     folder = argv[10];
     save_addresses();
     folder = argv[11];
-    folder = argv[12];
     save_feeds();
     return 0;
 }
