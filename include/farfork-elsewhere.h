@@ -134,6 +134,15 @@ int ff_dest_request(struct ff_dest *d, unsigned region, uint64_t offset, struct 
 int ff_dest_wait_complete(struct ff_dest *d, int timeout_ms, struct ff_error *err);
 
 /**
+ * ff_dest_on_complete() - before the source hears that all is here
+ * @fn: every page is here, and nothing is served any more: end the watch. Its error is ff_dest_wait_done()'s, and the
+ *      source is not told then. ff_dest_wait_done() calls it, in its thread
+ *
+ * Call it before ff_dest_wait_done().
+ */
+void ff_dest_on_complete(struct ff_dest *d, int (*fn)(void *opaque, struct ff_error *err), void *opaque);
+
+/**
  * ff_dest_refuse() - the source is to hear why nothing becomes of the move here
  *
  * Before ff_dest_ready(): what it waits for fails with -EREMOTEIO and this reason, unless the link is broken.

@@ -457,6 +457,9 @@ int ff_dest_wait_done(struct ff_dest *d, struct ff_error *err)
         tell_shortage(d, NULL);
     d->complete_ns = ff_now_ns() - d->running_ns;
     dest_finish_pager(d);
+    rc = d->on_complete ? d->on_complete(d->on_complete_opaque, err) : 0;
+    if (rc)
+        return rc;
     d->complete = true;
     if (d->owner.complete)
         d->owner.complete(d->owner.opaque);

@@ -22,6 +22,12 @@ int ff_dest_elsewhere(struct ff_dest *d, struct ff_error *err)
     return 0;
 }
 
+void ff_dest_on_complete(struct ff_dest *d, int (*fn)(void *opaque, struct ff_error *err), void *opaque)
+{
+    d->on_complete = fn;
+    d->on_complete_opaque = opaque;
+}
+
 void ff_dest_on_other(struct ff_dest *d, void (*fn)(void *opaque, uint64_t address), void *opaque)
 {
     d->on_other = fn;

@@ -16,8 +16,7 @@ static void *run_cont(void *opaque)
     struct attach *a = opaque;
     struct ff_error why = {0};
 
-    qmp_limit(a->q, CONT_LIMIT_MS);
-    int rc = a->domain ? attach_restore_run(a, &why) : attach_qmp(a, "cont", NULL, NULL, &why);
+    int rc = a->domain ? attach_restore_run(a, &why) : attach_qemu_cont(a, CONT_LIMIT_MS, &why);
 
     pthread_mutex_lock(&a->lock);
     a->cont_done = true;
@@ -63,10 +62,11 @@ static void on_link_broken(void *opaque, const char *reason)
 
 static int run_guest(struct attach *a, struct ff_error *err)
 {
-    int rc = ff_thread_start(&a->cont_thread, run_cont, a, "attach-cont", err);
+    bool beside = !ff_thread_start(&a->cont_thread, run_cont, a, "attach-cont", err);
+    int rc = 0;
 
-    if (rc)
-        return rc;
+    if (!beside)
+        run_cont(a);
     ff_dest_on_break(a->dest, on_link_broken, a);
     pthread_mutex_lock(&a->lock);
     while (!rc && !a->cont_done) {
@@ -83,32 +83,35 @@ static int run_guest(struct attach *a, struct ff_error *err)
     pthread_mutex_unlock(&a->lock);
     a->cont_waits = !done;
     ff_dest_on_break(a->dest, NULL, NULL);
-    if (done) {
+    if (done && beside)
         pthread_join(a->cont_thread, NULL);
-        qmp_limit(a->q, ATTACH_QMP_LIMIT_MS);
-    }
     if (!rc && a->cont_rc)
         rc = ff_error_set(err, a->cont_why.code, "%s", a->cont_why.text);
     return rc;
 }
 
-/* 0: the guest runs here, and has all of its memory */
-static int fetch_all(struct attach *a, struct ff_error *err)
+/* 0: the guest has all of its memory, and runs here, or is paused, as it was there. @refused: it is paused, since its
+ * QEMU does not run it */
+static int fetch_all(struct attach *a, struct ff_error *refused, struct ff_error *err)
 {
-    struct ff_error why = {0};
-
     if (a->domain)
         attach_restore_let_go(a);
-    int rc = a->was_running ? run_guest(a, err) : 0; /* or it is paused, as it was there */
-    if (rc)
+    int rc = a->was_running ? run_guest(a, err) : 0;
+    if (rc && (a->cont_waits || attach_qemu_has_ended(a)))
         return rc;
-    attach_runs(a);
-    if (attach_load_finish(a, &why))
-        attach_say_why(a, "unconfirmed", &why);
+    if (rc) {
+        *refused = *err;
+        attach_say_why(a, "unconfirmed", refused);
+    } else {
+        attach_runs(a);
+    }
+    attach_load_finish(a);
     rc = ff_dest_running(a->dest, err);
     if (!rc)
         rc = ff_dest_wait_done(a->dest, err);
     while (rc) {
+        if (a->watch_rc)
+            return rc;
         rc = next_link(a, err);
         if (rc)
             return rc;
@@ -120,7 +123,8 @@ static int fetch_all(struct attach *a, struct ff_error *err)
 /* READY was sent: 0: GO has come; -ESTALE: it never will */
 static int wait_go(struct attach *a, struct ff_error *err)
 {
-    int rc = ff_dest_ready(a->dest, err);
+    int rc = attach_qemu_is_there(a) ? ff_dest_ready(a->dest, err)
+                                     : ff_error_set(err, ESRCH, "its QEMU here has ended before it had the guest");
 
     if (!rc) {
         attach_event(a, "ready", NULL);
@@ -161,7 +165,8 @@ static int follow_dest(struct attach *a)
             attach_qemu_end(a);
         return ATTACH_EXIT_HERE;
     }
-    rc = fetch_all(a, &why);
+    struct ff_error refused = {0};
+    rc = fetch_all(a, &refused, &why);
     bool all = !rc;
     if (rc) {
         if (attach_qemu_has_ended(a)) {
@@ -173,10 +178,12 @@ static int follow_dest(struct attach *a)
         if (a->domain)
             attach_restore_define(a);
         attach_event(a, "complete", NULL);
+        if (refused.code)
+            attach_say_why(a, "paused here", &refused);
     }
     if (all && !ff_dest_is_told(a->dest) && a->reconnect_ms) /* the source may not know yet */
         ff_dest_recover(a->dest, (int)a->reconnect_ms, NULL);
-    return rc ? ATTACH_EXIT_TROUBLE : 0;
+    return rc || refused.code ? ATTACH_EXIT_TROUBLE : 0;
 }
 
 int attach_dest_run(const struct attach_options *o)

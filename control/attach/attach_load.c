@@ -164,21 +164,31 @@ static void *finish_main(void *opaque)
     struct attach *a = opaque;
     struct ff_error why = {0};
 
-    if (ff_dest_wait_complete(a->dest, -1, &why))
-        return NULL; /* it was ended, and who ends it says why */
-    if (watch_stop(&a->watch, &why)) {
-        attach_say_why(a, "unconfirmed", &why);
-        return NULL;
-    }
-    if (watch_end(&a->watch, &why)) /* it keeps a descriptor that watches nothing */
+    a->watch_rc = ff_dest_wait_complete(a->dest, -1, &a->watch_why);
+    if (!a->watch_rc)
+        a->watch_rc = watch_stop(&a->watch, &a->watch_why);
+    if (!a->watch_rc && watch_end(&a->watch, &why)) /* it keeps a descriptor that watches nothing */
         attach_say_why(a, "unconfirmed", &why);
     return NULL;
 }
 
-int attach_load_finish(struct attach *a, struct ff_error *err)
+/* Every page is here, and the source is about to hear that nothing depends on it: so the holes must read as zeros */
+static int on_complete(void *opaque, struct ff_error *err)
 {
-    int rc = ff_thread_start(&a->finish_thread, finish_main, a, "attach-finish", err);
+    struct attach *a = opaque;
 
-    a->has_finish = !rc;
-    return rc;
+    if (a->has_finish)
+        pthread_join(a->finish_thread, NULL);
+    else
+        finish_main(a);
+    a->has_finish = false;
+    return a->watch_rc ? ff_error_set(err, -a->watch_rc, "%s", a->watch_why.text) : 0;
+}
+
+void attach_load_finish(struct attach *a)
+{
+    struct ff_error ignored; /* then on_complete() does it */
+
+    ff_dest_on_complete(a->dest, on_complete, a);
+    a->has_finish = !ff_thread_start(&a->finish_thread, finish_main, a, "attach-finish", &ignored);
 }

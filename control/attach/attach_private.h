@@ -88,6 +88,8 @@ struct attach {
     char not_started[32];    /* source: somebody knows that the destination never ran the guest */
     bool is_over, said_last; /* the status is the last one; a client has heard it */
     bool cont_done, cont_waits; /* waits: of the main thread, which has given up */
+    int watch_rc; /* destination: what ended its watch; known once that thread has been joined */
+    struct ff_error watch_why;
     int cont_rc;
     struct ff_error cont_why;
 };
@@ -147,8 +149,11 @@ int attach_qemu_listen(struct attach *a, struct ff_error *err);
 int attach_qemu_wait_loaded(struct attach *a, struct ff_error *err);
 /* Destination, GO has not come and never will: end it */
 void attach_qemu_end(struct attach *a);
+/* `cont`, also where it is refused for some seconds: the other QEMU may still have its images. -EREMOTEIO: it is refused */
+int attach_qemu_cont(struct attach *a, int limit_ms, struct ff_error *err);
 /* Source, GO was not sent: the guest goes on here. 0: it does, and has its disks */
 int attach_qemu_take_back(struct attach *a, struct ff_error *err);
+bool attach_qemu_is_there(const struct attach *a); /* now */
 /* Within a moment: a process that is killed closes its sockets first */
 bool attach_qemu_has_ended(const struct attach *a);
 
@@ -168,6 +173,6 @@ void attach_save_over(struct attach *a, int code); /* (8); after GO, whatever ca
 /* --- attach_load.c: the destination, before READY --- */
 
 int attach_load(struct attach *a, struct ff_error *err); /* (1) to (4) */
-int attach_load_finish(struct attach *a, struct ff_error *err); /* starts the thread for (7) */
+void attach_load_finish(struct attach *a); /* (7): the end of the watch, before DONE */
 
 #endif

@@ -25,6 +25,18 @@ int attach_qmp(struct attach *a, const char *name, json_t *arguments, json_t **r
     return rc;
 }
 
+/* With a limit of its own */
+static int qmp_within(struct attach *a, int limit_ms, const char *name, json_t *arguments, json_t **result,
+                      struct ff_error *err)
+{
+    pthread_mutex_lock(&a->qmp_lock);
+    qmp_limit(a->q, limit_ms);
+    int rc = qmp_command(a->q, name, arguments, result, err);
+    qmp_limit(a->q, ATTACH_QMP_LIMIT_MS);
+    pthread_mutex_unlock(&a->qmp_lock);
+    return rc;
+}
+
 int attach_try_qmp(struct attach *a, const char *name, json_t *arguments, json_t **result,
                   struct ff_error *err)
 {
@@ -36,7 +48,15 @@ int attach_try_qmp(struct attach *a, const char *name, json_t *arguments, json_t
         json_decref(arguments);
         return ff_error_set(err, EBUSY, "%s: the QEMU is busy with another command", name);
     }
-    int rc = qmp_command(a->q, name, arguments, result, err);
+    int rc = -EAGAIN;
+    if (atomic_load(&a->is_held)) {
+        ff_error_set(err, EAGAIN, "%s: its QEMU stands still until its guest's move has ended", name);
+        json_decref(arguments);
+    } else {
+        qmp_limit(a->q, TRY_LIMIT_S * 1000);
+        rc = qmp_command(a->q, name, arguments, result, err);
+        qmp_limit(a->q, ATTACH_QMP_LIMIT_MS);
+    }
     pthread_mutex_unlock(&a->qmp_lock);
     return rc;
 }
@@ -110,17 +130,17 @@ void attach_qemu_end(struct attach *a)
     if (!a->q)
         return;
     qmp_cancel_by(a->q, -1);
-    qmp_limit(a->q, END_LIMIT_MS); /* it may stand still in a page that does not come */
-    if (attach_qmp(a, "quit", NULL, NULL, NULL) == -ETIMEDOUT)
+    /* it may stand still in a page that does not come */
+    if (qmp_within(a, END_LIMIT_MS, "quit", NULL, NULL, NULL) == -ETIMEDOUT)
         kill(a->pid, SIGKILL);
 }
 
-static int cont_here(struct attach *a, struct ff_error *err)
+int attach_qemu_cont(struct attach *a, int limit_ms, struct ff_error *err)
 {
     uint64_t end = ff_now_ms() + CONT_AGAIN_MS;
     int rc;
 
-    while ((rc = attach_qmp(a, "cont", NULL, NULL, err)) == -EREMOTEIO && ff_now_ms() < end)
+    while ((rc = qmp_within(a, limit_ms, "cont", NULL, NULL, err)) == -EREMOTEIO && ff_now_ms() < end)
         poll(NULL, 0, 100);
     return rc;
 }
@@ -133,7 +153,7 @@ int attach_qemu_take_back(struct attach *a, struct ff_error *err)
     qmp_cancel_by(a->q, -1);
     int rc = attach_qemu_status(a, status, &running, err);
     if (!rc && a->was_running && !running)
-        rc = cont_here(a, err);
+        rc = attach_qemu_cont(a, ATTACH_QMP_LIMIT_MS, err);
     if (!rc)
         rc = attach_qemu_status(a, status, &running, err);
     if (!rc && running != a->was_running)
@@ -141,12 +161,22 @@ int attach_qemu_take_back(struct attach *a, struct ff_error *err)
     return rc;
 }
 
-bool attach_qemu_has_ended(const struct attach *a)
+static bool has_ended_within(const struct attach *a, int limit_ms)
 {
     int fd = (int)syscall(SYS_pidfd_open, a->pid, 0);
     struct pollfd ended = {.fd = fd, .events = POLLIN};
-    bool has = fd < 0 ? errno == ESRCH : poll(&ended, 1, END_LIMIT_MS) > 0;
+    bool has = fd < 0 ? errno == ESRCH : poll(&ended, 1, limit_ms) > 0;
 
     ff_close_fd(&fd);
     return has;
+}
+
+bool attach_qemu_has_ended(const struct attach *a)
+{
+    return has_ended_within(a, END_LIMIT_MS);
+}
+
+bool attach_qemu_is_there(const struct attach *a)
+{
+    return !has_ended_within(a, 0);
 }

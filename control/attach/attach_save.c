@@ -72,15 +72,31 @@ static int read_small(struct attach *a, struct ff_error *err)
     return 0;
 }
 
-/* Another monitor may have given `cont` since its state was looked at last */
+/* Another monitor may have let it run, or reset it, since its state was looked at last */
 static int check_still_stopped(struct qmp *q, struct ff_error *err)
 {
-    bool ran = false;
+    static const char *const changes[] = {"RESUME", "RESET", "DEVICE_DELETED"};
+    char seen[32] = "";
 
     qmp_drain(q);
     for (json_t *e; (e = qmp_take_event(q)); json_decref(e))
-        ran |= !strcmp(text_of(e, "event"), "RESUME");
-    return ran ? ff_error_set(err, EBUSY, "QEMU: somebody gave `cont` while its state was saved: move it again") : 0;
+        for (size_t i = 0; i < FF_ARRAY_LEN(changes); i++)
+            if (!strcmp(text_of(e, "event"), changes[i]))
+                snprintf(seen, sizeof(seen), "%s", changes[i]);
+    return *seen ? ff_error_set(err, EBUSY, "QEMU: event %s while its state was saved, by another monitor: move it again",
+                                seen) : 0;
+}
+
+/* What runs there, and here if the move fails, is what runs now */
+static int check_same_status(struct attach *a, struct ff_error *err)
+{
+    FF_AUTO_JSON json_t *s = NULL;
+    int rc = qmp_command(a->q, "query-status", NULL, &s, err);
+
+    if (rc || json_is_true(json_object_get(s, "running")) == a->was_running)
+        return rc;
+    return ff_error_set(err, EBUSY, "QEMU: its guest was %s when the move began, and is %s now: move it again",
+                        a->was_running ? "running" : "not running", text_of(s, "status"));
 }
 
 /* A guest that starts anew makes some blocks longer */
@@ -123,6 +139,8 @@ static int stop_and_save(struct attach *a, struct ff_error *err)
     int rc = movable_check(a->q, err);
     for (json_t *e; !rc && (e = qmp_take_event(a->q)); json_decref(e))
         continue;
+    if (!rc)
+        rc = check_same_status(a, err);
     a->pause_ns = ff_now_ns();
     a->stopped = !rc;
     if (!rc)

@@ -182,20 +182,18 @@ static int on_monitor_command(void *opaque, const char *execute, const json_t *a
     pthread_mutex_unlock(&a->lock);
     if (rc != -ENOSYS)
         return rc;
-    if (!is_over && strncmp(execute, "query-", 6)) /* nobody is to run, stop or end it meanwhile */
+    if ((!is_over || a->is_source) && strncmp(execute, "query-", 6)) /* nobody is to run, stop or end it */
         return ff_error_set(why, EPERM, "%s: not while its guest is moved", execute);
-    if (atomic_load(&a->is_held))
-        return ff_error_set(why, EAGAIN, "%s: its QEMU stands still until its guest's move has ended", execute);
     return attach_try_qmp(a, execute, json_deep_copy(arguments), result, why);
 }
 
 static int wait_told(struct attach *a, struct ff_error *err)
 {
+    prctl(PR_SET_PDEATHSIG, SIGTERM); /* until there is something that others must not end */
     int rc = attach_qemu_connect(a, err); /* for who asks meanwhile */
 
     if (rc)
         return rc;
-    prctl(PR_SET_PDEATHSIG, SIGTERM); /* until there is something that others must not end */
     a->on_event = on_attach_event;
     rc = monitor_start(a->o->monitor, on_monitor_command, a, &a->monitor, err);
     if (rc)

@@ -19,7 +19,7 @@
 #define NAME_LEN 64
 #define DEPTH_MAX 64     /* of descendants */
 #define SANDBOX_FILTERS 1u /* what QEMU's -sandbox adds: it permits the calls that are made */
-#define LIMIT_MS 10000
+#define LIMIT_S 10 /* and a second a GiB, which is emptied */
 
 struct block {
     uint64_t hva, len_bytes;
@@ -82,7 +82,7 @@ static void serve_one(int fd, pid_t agent)
     int filters = outside_number(agent, "Seccomp_filters:"); /* Linux 5.9 */
     char end;
 
-    if (!is_agents_own(fd, agent) || poll(&p, 1, LIMIT_MS) <= 0 ||
+    if (!is_agents_own(fd, agent) || poll(&p, 1, LIMIT_S * 1000) <= 0 ||
         !is_request(&q, recv(fd, &q, sizeof(q), MSG_DONTWAIT)))
         return;
     b = xcalloc(q.n, sizeof(*b));
@@ -127,7 +127,7 @@ void watcher_serve(int listener, int alive, pid_t agent)
 static int watcher_connect(const char *path, struct ff_error *err)
 {
     struct sockaddr_un to = {.sun_family = AF_UNIX};
-    struct timeval limit = {.tv_sec = LIMIT_MS / 1000};
+    struct timeval limit = {.tv_sec = LIMIT_S};
 
     if (strlen(path) >= sizeof(to.sun_path))
         return ff_error_set(err, ENAMETOOLONG, "watcher %s: too long", path);
@@ -167,7 +167,9 @@ int watcher_begin(struct watch *w, const char *path, pid_t pid, int device, cons
     q.pid = (uint32_t)pid;
     q.n = n;
     q.device = device;
+    uint64_t bytes = 0;
     for (unsigned i = 0; i < n; i++) {
+        bytes += b[i].len_bytes;
         q.block[i] = (struct block){b[i].hva, b[i].len_bytes, b[i].psize, 0, ""};
         snprintf(q.block[i].name, NAME_LEN, "%.*s", NAME_LEN - 1, b[i].name);
     }
@@ -177,6 +179,8 @@ int watcher_begin(struct watch *w, const char *path, pid_t pid, int device, cons
     size_t len = offsetof(struct request, block) + n * sizeof(q.block[0]);
     if (send(w->by, &q, len, MSG_NOSIGNAL) != (ssize_t)len)
         return ff_error_set(err, errno ? errno : EIO, "watcher %s: %s", path, strerror(errno));
+    struct timeval limit = {.tv_sec = LIMIT_S + (time_t)(bytes >> 30)};
+    setsockopt(w->by, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
     int rc = watcher_answer(w, &a, err);
     w->there = a.there;
     return rc || w->fd >= 0 ? rc : ff_error_set(err, EPROTO, "watcher %s: no userfaultfd came", path);
