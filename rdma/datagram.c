@@ -44,14 +44,16 @@ struct udp {
     bool gso; /* so far nothing said no */
 };
 
-static bool is_v4(const uint8_t addr[16])
+bool ff_group_at_is_v4(const struct ff_group_at *at)
 {
-    return IN6_IS_ADDR_V4MAPPED((const struct in6_addr *)addr);
+    static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
+
+    return !memcmp(at->addr, mapped, sizeof(mapped)); /* IN6_IS_ADDR_V4MAPPED() wants it aligned */
 }
 
 bool ff_group_at_is_group(const struct ff_group_at *at)
 {
-    return is_v4(at->addr) ? at->addr[12] >> 4 == 0xe : at->addr[0] == 0xff;
+    return ff_group_at_is_v4(at) ? at->addr[12] >> 4 == 0xe : at->addr[0] == 0xff;
 }
 
 int ff_group_at_parse(const char *text, struct ff_group_at *out, struct ff_error *err)
@@ -81,7 +83,7 @@ int ff_group_at_parse(const char *text, struct ff_group_at *out, struct ff_error
 void ff_group_at_text(const struct ff_group_at *at, char out[FF_GROUP_TEXT])
 {
     char host[INET6_ADDRSTRLEN];
-    bool v4 = is_v4(at->addr);
+    bool v4 = ff_group_at_is_v4(at);
 
     inet_ntop(v4 ? AF_INET : AF_INET6, at->addr + (v4 ? 12 : 0), host, sizeof(host));
     snprintf(out, FF_GROUP_TEXT, v4 ? "%s:%u" : "[%s]:%u", host, at->port);
@@ -132,7 +134,7 @@ static socklen_t socket_address(const struct ff_group_at *at, unsigned index,
     struct sockaddr_in6 *in6 = (struct sockaddr_in6 *)out;
 
     memset(out, 0, sizeof(*out));
-    if (is_v4(at->addr)) {
+    if (ff_group_at_is_v4(at)) {
         in->sin_family = AF_INET;
         in->sin_port = htons(at->port);
         memcpy(&in->sin_addr, at->addr + 12, 4);
@@ -147,7 +149,7 @@ static socklen_t socket_address(const struct ff_group_at *at, unsigned index,
 
 static int new_socket(const struct ff_group_at *at, struct ff_error *err)
 {
-    int fd = socket(is_v4(at->addr) ? AF_INET : AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    int fd = socket(ff_group_at_is_v4(at) ? AF_INET : AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 
     return fd < 0 ? ff_error_set(err, errno, "multicast: socket: %s", strerror(errno)) : fd;
 }
@@ -172,7 +174,7 @@ static int open_sender(struct udp *u, const struct ff_group_at *at, unsigned ind
 
     socklen_t len = socket_address(at, index, &to);
     memcpy(mtu.ifr_name, name, IF_NAMESIZE);
-    if (set_outgoing(u->fd, is_v4(at->addr), index) || ioctl(u->fd, SIOCGIFMTU, &mtu) ||
+    if (set_outgoing(u->fd, ff_group_at_is_v4(at), index) || ioctl(u->fd, SIOCGIFMTU, &mtu) ||
         connect(u->fd, (struct sockaddr *)&to, len))
         return ff_error_set(err, errno, "multicast: send by %s: %s", name, strerror(errno));
     u->base.max_bytes = FF_MIN((uint32_t)mtu.ifr_mtu, FRAME_MAX) - UDP_OVER_IPV6;
@@ -185,7 +187,7 @@ static int open_receiver(struct udp *u, const struct ff_group_at *at, unsigned i
     int yes = 1, no = 0, bytes = RECEIVE_BYTES;
     struct group_req join = {.gr_interface = index};
     struct sockaddr_storage on;
-    bool v4 = is_v4(at->addr);
+    bool v4 = ff_group_at_is_v4(at);
 
     socklen_t len = socket_address(at, index, &on);
     setsockopt(u->fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes)); /* less loses more */

@@ -23,6 +23,7 @@ struct ff_group_at {
  * group */
 int ff_group_at_parse(const char *text, struct ff_group_at *out, struct ff_error *err);
 bool ff_group_at_is_group(const struct ff_group_at *at);
+bool ff_group_at_is_v4(const struct ff_group_at *at);
 void ff_group_at_text(const struct ff_group_at *at, char out[FF_GROUP_TEXT]);
 
 /* One end: who sends, or who hears. Its link made it (link.h) */

@@ -200,7 +200,7 @@ static int find_addresses(struct verbs_group *g, struct rdma_cm_id *of, const st
     const struct sockaddr *local = rdma_get_local_addr(of);
     struct sockaddr_in6 *own6 = (struct sockaddr_in6 *)own, *to6 = (struct sockaddr_in6 *)&g->group;
     struct sockaddr_in *own4 = (struct sockaddr_in *)own, *to4 = (struct sockaddr_in *)&g->group;
-    bool v4 = IN6_IS_ADDR_V4MAPPED((const struct in6_addr *)at->addr);
+    bool v4 = ff_group_at_is_v4(at);
 
     if (local->sa_family != (v4 ? AF_INET : AF_INET6))
         return ff_error_set(err, EAFNOSUPPORT, "multicast: verbs: the link is of IPv%c, the group is not",

@@ -43,7 +43,7 @@ static void make_folders(const char *path)
 {
     FF_AUTO_FREE char *p = xstrdup(path);
 
-    for (char *slash = p + strlen(base); (slash = strchr(slash + 1, '/'));) {
+    for (char *slash = p + strlen(base); (slash = strchr(slash + !!*slash, '/'));) {
         *slash = '\0';
         mkdir(p, 0700);
         *slash = '/';
