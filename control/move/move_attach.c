@@ -34,8 +34,10 @@
 
 #define HERE "source" /* its folder: BASE/ID/HERE */
 #define LOOK_MS 5
+#define POLL_MS 100
 #define CONNECT_LIMIT_MS 5000
 #define END_LIMIT_MS 10000
+#define CONT_AGAIN_MS 10000 /* the QEMU there may still have the locks of its images */
 
 int move_attach_check(struct move *m, struct ff_error *why)
 {
@@ -141,14 +143,18 @@ static void connect_parent(struct move *m)
     qmp_connect(m->s.o.parent_path, -1, CONNECT_LIMIT_MS, &m->s.qmp, &ignored);
 }
 
-/* One that was killed: a QEMU that is there has not let go of its guest, or the kernel would have
- * ended it too */
+/* One that was killed: a QEMU that answers has not let go of its guest, or the kernel would have ended it too. One that is
+ * kept afterwards answers nobody */
 static void give_back(struct move *m)
 {
-    struct ff_error ignored;
+    uint64_t end = ff_now_ms() + CONT_AGAIN_MS;
+    struct ff_error ignored; /* what it says next of its guest counts */
 
-    if (m->was_running && !m->keep_source && !m->starter && m->s.qmp)
-        qmp_command(m->s.qmp, "cont", NULL, NULL, &ignored);
+    if (!m->was_running || m->switched || !m->s.qmp)
+        return;
+    qmp_limit(m->s.qmp, CONT_AGAIN_MS);
+    while (qmp_command(m->s.qmp, "cont", NULL, NULL, &ignored) == -EREMOTEIO && ff_now_ms() < end)
+        poll(NULL, 0, POLL_MS);
 }
 
 bool move_attach_has_ended(struct move *m, struct ff_error *why)
@@ -161,6 +167,7 @@ bool move_attach_has_ended(struct move *m, struct ff_error *why)
     say_last_words(m, why);
     rundir_remove(m->side_dir);
     connect_parent(m);
+    m->s.parent_gone = !m->s.qmp; /* the kernel is asked */
     if (WIFSIGNALED(status))
         give_back(m);
     return true;

@@ -147,6 +147,7 @@ static void ask_until_clear(struct move *m, const char *why_here)
         session_turn(&m->s, POLL_MS);
         move_show(m, false);
     }
+    bool is_held = m->via == VIA_ATTACH && process_look(m->s.parent_pid, m->s.parent_start) != PROCESS_GONE;
     /* nobody looks for its file */
     m->end_there = k->never_ran && (session_has_parent_ended(&m->s) || m->told_ms);
     if (k->shut_down)
@@ -174,6 +175,11 @@ static void ask_until_clear(struct move *m, const char *why_here)
             "--list says, before you start this guest anywhere; neither QEMU was ended",
             why_here, h->node->host, h->state == HOST_FAILED ? h->error : why.text,
             k->qmp ? k->qmp : "");
+    else if (k->never_ran && is_held)
+        move_end_with(m, MOVE_UNCLEAR,
+                 "%s; its QEMU on %s has ended, and never ran it: %s: the QEMU here (pid %d) may have the guest yet: give "
+                 "cont where its query-status says paused; start it from its disks only once that QEMU has ended",
+                 why_here, h->node->host, k->error, (int)m->s.parent_pid);
     else if (k->never_ran)
         move_end_with(m, MOVE_LOST,
                  "%s; its QEMU on %s has ended: %s: the guest runs nowhere; start it again "
@@ -383,20 +389,6 @@ static bool stop_asking(struct move *m)
     return false;
 }
 
-/* The process beside the QEMU here has ended without a last word. A QEMU that runs the guest here says where it is: it
- * stands still from before GO on. Else the destination knows more */
-static void on_side_lost(struct move *m, const char *reason)
-{
-    FF_AUTO_JSON json_t *o = NULL;
-    struct ff_error why;
-
-    if (m->s.qmp && !qmp_command(m->s.qmp, "query-status", NULL, &o, &why) && m->was_running &&
-        json_is_true(json_object_get(o, "running")))
-        move_end_with(m, MOVE_HERE, "%s", reason);
-    else
-        ask_until_clear(m, reason);
-}
-
 /* A process that is killed closes its sockets before it has ended */
 static void await_parent_end(struct move *m)
 {
@@ -404,6 +396,27 @@ static void await_parent_end(struct move *m)
 
     while (m->s.parent_gone && !session_has_parent_ended(&m->s) && ff_now_ms() < until)
         session_turn(&m->s, POLL_MS);
+}
+
+/* The process beside the QEMU here has ended without a last word. A QEMU that answers has the guest: from before GO on it
+ * stands still, and the kernel ends it with who holds it. Else the destination knows more */
+static void on_side_lost(struct move *m, const char *reason)
+{
+    FF_AUTO_JSON json_t *o = NULL;
+    struct ff_error why;
+    bool answers = m->s.qmp && !qmp_command(m->s.qmp, "query-status", NULL, &o, &why);
+    bool runs = json_is_true(json_object_get(o, "running"));
+
+    m->s.parent_gone |= !answers;
+    await_parent_end(m);
+    bool is_here = answers && (!m->switched || (runs && m->was_running));
+    if (is_here && (runs || !m->was_running))
+        move_end_with(m, MOVE_HERE, "%s", reason);
+    else if (is_here)
+        move_end_with(m, MOVE_HERE, "%s; the guest is in the QEMU here, and does not run (%s): give it cont", reason,
+                      text_of(o, "status"));
+    else
+        ask_until_clear(m, reason);
 }
 
 bool move_follow_turn(struct move *m)

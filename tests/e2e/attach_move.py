@@ -55,14 +55,20 @@ def stays(t, accel, faults, text):
             check_here(m, a)
 
 
-def killed(t, accel):
-    """Who attaches is killed while the guest stands still: it was not let go of, and runs here again."""
+def killed(t, accel, pauses):
+    """Who attaches is killed while the guest stands still: it was not let go of, and runs here again if it ran."""
     with Parent(t, accel, 'memfd') as a:
         a.start_load()
-        with Move(t, a, faults='dest.state=delay:3000000') as m:
+        if pauses:
+            a.qmp('stop')
+        with Move(t, a, '--keep-source', faults='dest.state=delay:3000000') as m:
             wait_for('the QEMU here is held', 20, lambda: state_of(a) == 't')
             os.kill(side_here(m), signal.SIGKILL)
             m.end(1, 'here', 'the process beside the QEMU here ended')
+            if pauses and status(a) != 'paused':
+                raise Failed(f'it is {status(a)} here')
+            if pauses:
+                a.qmp('cont')
             check_here(m, a)
 
 
@@ -204,7 +210,8 @@ def run(t):
             ('the state is not saved', lambda: stays(t, accel, 'attach.state=fail@1', 'injected')),
             ('the destination fails', lambda: stays(t, accel, 'dest.ready=fail@1', 'the peer ended it: destination: ready: injected')),
             ('GO is lost', lambda: stays(t, accel, 'source.gone=fail@1', 'never got GO')),
-            ('who attaches here is killed', lambda: killed(t, accel)),
+            ('who attaches here is killed', lambda: killed(t, accel, False)),
+            ('who attaches here to a paused guest is killed', lambda: killed(t, accel, True)),
             ('refused', lambda: refused(t, accel)),
             ('interrupted', lambda: interrupted(t, accel)),
             ('DONE is not answered', lambda: done_unanswered(t, accel)),
