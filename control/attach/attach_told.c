@@ -14,8 +14,9 @@
  *              attach_monitor_end()   -> the last word stays until somebody has heard it, or for
  *                                       LINGER_MS
  * States       of query-migrate: none, setup (nobody has come yet), active, device (the guest stands
- *              still at the source), postcopy-active (GO was sent), postcopy-paused (there
- *              is no link), completed; failed (the guest is the source's)
+ *              still at the source), pre-switchover (destination: the link broke before GO, which it takes no more),
+ *              postcopy-active (GO was sent), postcopy-paused (there is no link), completed; failed (the guest is
+ *              the source's)
  */
 #include <errno.h>
 #include <stdio.h>
@@ -57,6 +58,8 @@ static void on_attach_event(struct attach *a, const char *event, const json_t *f
     const char *status = status_after(a, event);
 
     pthread_mutex_lock(&a->lock);
+    if (status && !a->is_source && a->stage < ATTACH_GONE && !strcmp(event, "paused"))
+        status = "pre-switchover";
     if (status)
         a->status = status;
     if (!strcmp(event, "listening"))

@@ -90,6 +90,13 @@ static bool on_events_there(struct move *m, struct ff_error *why)
         move_end_with(m, MOVE_LOST, "the guest had left %s for home, and the QEMU here has ended with it", host);
         return true;
     }
+    if (side_there_has_ended(m) && m->was_running && is(has, "paused")) {
+        move_end_with(m, MOVE_UNCLEAR,
+            "the process beside its QEMU on %s has ended: %s: the guest stands still there (paused), and may never have run "
+            "there: end that QEMU (%s) only once you know; the QEMU here was not ended", host, move_side(m)->error,
+            move_child(m)->qmp);
+        return true;
+    }
     if (side_there_has_ended(m) && !move_side(m)->ended_well && !is(has, "inmigrate")) {
         move_end_with(m, MOVE_BROKEN,
             "the process beside its QEMU on %s has ended: %s: the guest is there (%s), and a CPU that touches missing memory "
@@ -100,7 +107,8 @@ static bool on_events_there(struct move *m, struct ff_error *why)
         move_end_with(m, MOVE_THERE, "%s", "");
         return true;
     }
-    if (is(move, "postcopy-paused") && is(has, "inmigrate") && session_has_parent_ended(&m->s)) {
+    bool waits = m->via == VIA_ATTACH ? is(move, "pre-switchover") : is(move, "postcopy-paused") && is(has, "inmigrate");
+    if (waits && session_has_parent_ended(&m->s)) {
         m->end_there = true;
         move_end_with(m, MOVE_LOST, "its QEMU here has ended before it let the guest go, and the QEMU "
                  "on %s, which was ended, never ran it: the guest runs nowhere; start it again "

@@ -154,6 +154,16 @@ def link_breaks(t, accel):
                 check_ledger(a, b, sweeps=1)
 
 
+def killed_with_go(t, accel):
+    """From just before GO the kernel ends the QEMU here with who holds it, and the one there never got the guest."""
+    with Parent(t, accel, 'anon') as a:
+        a.start_load()
+        with Move(t, a, faults='source.go=kill') as m:
+            m.end(3, 'lost', 'never ran it: the guest runs nowhere')
+            if a.proc.wait(10) != -signal.SIGKILL:
+                raise Failed('the QEMU here goes on without who held it')
+
+
 def after_go(t, accel, kills_here):
     """The guest is there: its QEMU here does not run it, also where who holds it is killed."""
     with Parent(t, accel, 'anon') as a:
@@ -193,7 +203,7 @@ def wrapped(t, accel):
         os.chmod(program, 0o700)
         a.start_load()
         with Move(t, a, '--qemu', program, '--options', 'reconnect=2', faults='dest.go=kill') as m:
-            m.end(3, 'broken', 'the process beside its QEMU')
+            m.end(3, 'unclear', 'may never have run')
             with open(pid, encoding='ascii') as f:
                 os.kill(int(f.read()), signal.SIGKILL)
         if state_of(a) not in 'tT':
@@ -212,6 +222,7 @@ def run(t):
             ('GO is lost', lambda: stays(t, accel, 'source.gone=fail@1', 'never got GO')),
             ('who attaches here is killed', lambda: killed(t, accel, False)),
             ('who attaches here to a paused guest is killed', lambda: killed(t, accel, True)),
+            ('who attaches here is killed with GO', lambda: killed_with_go(t, accel)),
             ('refused', lambda: refused(t, accel)),
             ('interrupted', lambda: interrupted(t, accel)),
             ('DONE is not answered', lambda: done_unanswered(t, accel)),
