@@ -63,8 +63,8 @@ static int say_back(struct attach *a, int rc, const struct ff_error *why)
         attach_event(a, "here", NULL);
     else if (attach_qemu_has_ended(a))
         attach_event(a, "nowhere",
-                     json_pack("{s:s}", "reason", "its QEMU here has ended before it let the guest go: the guest runs "
-                                                  "nowhere; start it again from its disks"));
+                     json_pack("{s:s}", "reason", "its QEMU here has ended, and not by this move: unless somebody else moved "
+                                                  "its guest, that runs nowhere; then start it again from its disks"));
     else
         attach_event(a, "stuck",
                      json_pack("{s:s+}", "reason", why->text, ": the guest did not run elsewhere; see query-status, "

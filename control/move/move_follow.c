@@ -307,8 +307,8 @@ static bool is_decided(struct move *m, const json_t *info)
 
     if (is_over_here(m->status)) {
         if (m->via == VIA_ATTACH && process_look(m->s.parent_pid, m->s.parent_start) == PROCESS_GONE) {
-            m->end_there = true;
-            move_end_with(m, MOVE_LOST, "%s", error);
+            m->end_there = true; /* nothing ran there */
+            move_end_with(m, MOVE_UNCLEAR, "%s", error); /* who ended it may have moved it elsewhere */
         } else if (*m->s.why.text) /* why it was cancelled */
             m->outcome = MOVE_HERE;
         else if (m->s.interrupted)

@@ -164,6 +164,15 @@ def killed_with_go(t, accel):
                 raise Failed('the QEMU here goes on without who held it')
 
 
+def ended_here(t, accel):
+    """Its QEMU here ends before GO, perhaps since somebody else has moved it."""
+    with Parent(t, accel, 'anon') as a:
+        with Move(t, a, faults='dest.state=delay:2000000') as m:
+            wait_for('the QEMU here is held', 20, lambda: state_of(a) == 't')
+            a.proc.kill()
+            m.end(3, 'unclear', 'unless somebody else moved')
+
+
 def after_go(t, accel, kills_here):
     """The guest is there: its QEMU here does not run it, also where who holds it is killed."""
     with Parent(t, accel, 'anon') as a:
@@ -223,6 +232,7 @@ def run(t):
             ('who attaches here is killed', lambda: killed(t, accel, False)),
             ('who attaches here to a paused guest is killed', lambda: killed(t, accel, True)),
             ('who attaches here is killed with GO', lambda: killed_with_go(t, accel)),
+            ('the QEMU here ends', lambda: ended_here(t, accel)),
             ('refused', lambda: refused(t, accel)),
             ('interrupted', lambda: interrupted(t, accel)),
             ('DONE is not answered', lambda: done_unanswered(t, accel)),
