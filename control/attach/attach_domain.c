@@ -13,12 +13,17 @@
 #include <unistd.h>
 
 #include "autojson.h"
+#include "failpoint.h"
 #include "settle.h"
 #include "virsh.h"
 
 #define RESUME_LIMIT_MS 60000 /* a libvirtd that is started anew is there after a few seconds */
 #define RESUME_TURN_MS 200
+#define DESTROY_LIMIT_MS 60000
+#define OWNERS_TURN_MS 1
+#define DROP_MS 2000          /* libvirtd there ends a domain within some tenths of a second */
 #define TERM_LIMIT_MS 10000   /* then libvirt itself sends SIGKILL */
+#define REST_TURNS 20 /* each as long as a command takes */
 #define PENDING "ShdPnd:\t"
 
 static int virsh_domain(struct attach *a, const char *command, const char *option, char **out, struct ff_error *err)
@@ -47,79 +52,24 @@ static int find_vcpus(struct attach *a, struct ff_error *err)
         return rc;
     free(d->vcpus);
     d->n_vcpus = (unsigned)json_array_size(list);
-    d->vcpus = xcalloc(d->n_vcpus + 1, sizeof(*d->vcpus));
-    for (unsigned i = 0; i < d->n_vcpus; i++)
-        d->vcpus[i].tid = (pid_t)json_integer_value(json_object_get(json_array_get(list, i), "thread-id"));
+    d->vcpus = xcalloc(2 * d->n_vcpus + 1, sizeof(*d->vcpus));
+    for (unsigned i = 0; i < 2 * d->n_vcpus; i++)
+        d->vcpus[i].tid =
+            (pid_t)json_integer_value(json_object_get(json_array_get(list, i % d->n_vcpus), "thread-id"));
     return d->n_vcpus ? 0 : ff_error_set(err, EPROTO, "QEMU: query-cpus-fast: no CPU");
 }
 
 int attach_domain_stop(struct attach *a, struct ff_error *err)
 {
+    FF_AUTO_FREE char *disks = NULL;
     int rc = find_vcpus(a, err);
 
-    return rc ? rc : virsh_domain(a, "suspend", NULL, NULL, err);
-}
-
-/* @name of a thread's files in /proc, whole */
-static int read_thread(pid_t pid, pid_t tid, const char *name, char *to, size_t room, struct ff_error *err)
-{
-    char path[64];
-
-    snprintf(path, sizeof(path), "/proc/%d/task/%d/%s", (int)pid, (int)tid, name);
-    FILE *f = fopen(path, "re");
-    size_t n = f ? fread(to, 1, room - 1, f) : 0;
-    int code = n ? 0 : f && !ferror(f) ? ESRCH : errno;
-
-    if (f)
-        fclose(f);
-    to[n] = '\0';
-    return code ? ff_error_set(err, code, "%s: read: %s", path, strerror(code)) : 0;
-}
-
-static int look_at_vcpu(pid_t pid, struct attach_vcpu *v, struct ff_error *err)
-{
-    static const char *const counts[] = {"\nvoluntary_ctxt_switches:", "\nnonvoluntary_ctxt_switches:"};
-    char status[4096];
-    int rc = read_thread(pid, v->tid, "syscall", v->call, sizeof(v->call), err);
-
     if (!rc)
-        rc = read_thread(pid, v->tid, "status", status, sizeof(status), err);
-    v->switches = 0;
-    for (size_t i = 0; !rc && i < FF_ARRAY_LEN(counts); i++) {
-        const char *at = strstr(status, counts[i]);
-        long long n;
-
-        if (!at || sscanf(at + strlen(counts[i]), "%lld", &n) != 1)
-            return ff_error_set(err, EPROTO, "thread %d: its status has no %s", (int)v->tid, counts[i] + 1);
-        v->switches += n;
-    }
-    return rc;
-}
-
-static bool waits_on_futex(const struct attach_vcpu *v)
-{
-    long nr;
-
-    return sscanf(v->call, "%ld", &nr) == 1 && nr == SYS_futex; /* "running": no number */
-}
-
-/* The thread of a CPU that stands still waits for a condition, and has done nothing else since: to be held it left its
- * CPU once. One that had run would not wait there, or have left it once more when it came to wait there again */
-static int check_still_parked(struct attach *a, struct ff_error *err)
-{
-    const struct attach_domain *d = a->domain;
-    int rc = 0;
-
-    for (unsigned i = 0; i < d->n_vcpus && !rc; i++) {
-        const struct attach_vcpu *was = &d->vcpus[i];
-        struct attach_vcpu now = {.tid = was->tid};
-
-        rc = look_at_vcpu(a->pid, &now, err);
-        if (!rc && (!waits_on_futex(was) || strcmp(was->call, now.call) || now.switches > was->switches + 1))
-            rc = ff_error_set(err, EBUSY, "domain %s: somebody resumed it while its state was saved: move it again",
-                              a->o->domain);
-    }
-    return rc;
+        rc = virsh_domain(a, "domblklist", "--details", &disks, err);
+    if (!rc)
+        attach_owners_note(a->domain, disks);
+    a->pause_ns = ff_now_ns();
+    return rc ? rc : virsh_domain(a, "suspend", NULL, NULL, err);
 }
 
 static int check_same_domain(struct attach *a, struct ff_error *err)
@@ -133,19 +83,46 @@ static int check_same_domain(struct attach *a, struct ff_error *err)
                               a->o->domain);
 }
 
-int attach_domain_hold(struct attach *a, struct ff_error *err)
+/* Its CPUs' threads have come to rest after what the state wanted of them, and the guest is stopped then */
+static int await_rest(struct attach *a, struct ff_error *err)
 {
     struct attach_domain *d = a->domain;
-    int rc = 0;
+    struct parked *was = d->vcpus, *now = was + d->n_vcpus;
+    int rc = parked_look(a->pid, now, d->n_vcpus, err);
 
-    for (unsigned i = 0; i < d->n_vcpus && !rc; i++)
-        rc = look_at_vcpu(a->pid, &d->vcpus[i], err);
-    if (!rc)
+    for (int i = 0; i < REST_TURNS && !rc; i++) {
+        memcpy(was, now, d->n_vcpus * sizeof(*was));
         rc = settle_check_stopped(a->q, err);
+        if (!rc)
+            rc = parked_look(a->pid, now, d->n_vcpus, err);
+        if (!rc && parked_still(was, now, d->n_vcpus, false))
+            return 0;
+    }
+    return rc ? rc : ff_error_set(err, ETIMEDOUT, "domain %s: a CPU of it does not come to rest: move it again", a->o->domain);
+}
+
+static int check_has_rested(struct attach *a, struct ff_error *err)
+{
+    struct attach_domain *d = a->domain;
+    struct parked *was = d->vcpus, *now = was + d->n_vcpus;
+    int rc = parked_look(a->pid, now, d->n_vcpus, err);
+
+    return rc || parked_still(was, now, d->n_vcpus, true)
+               ? rc
+               : ff_error_set(err, EBUSY, "domain %s: somebody resumed it while its state was saved: move it again",
+                              a->o->domain);
+}
+
+int attach_domain_hold(struct attach *a, struct ff_error *err)
+{
+    int rc = await_rest(a, err);
+
+    if (!rc && ff_failpoint("attach.rest"))
+        rc = ff_error_set(err, EIO, "attach: injected");
     if (!rc)
         rc = hold_begin(a->pid, &a->hold, err);
     if (!rc)
-        rc = check_still_parked(a, err);
+        rc = check_has_rested(a, err);
     return rc ? rc : check_same_domain(a, err);
 }
 
@@ -164,6 +141,9 @@ int attach_domain_take_back(struct attach *a, struct ff_error *err)
         if (rc)
             poll(NULL, 0, RESUME_TURN_MS);
     }
+    /* the domain there ends about now */
+    for (end = ff_now_ms() + DROP_MS; a->domain->n_owners && ff_now_ms() < end; poll(NULL, 0, ATTACH_TURN_MS))
+        attach_owners_keep(a->domain);
     return 0;
 }
 
@@ -185,18 +165,34 @@ static bool has_term(pid_t pid)
     return pending >> (SIGTERM - 1) & 1;
 }
 
+/* It has something to say, or has ended */
+static bool says_something(const struct spawn *virsh, int limit_ms)
+{
+    struct pollfd f[] = {{.fd = virsh->out, .events = POLLIN}, {.fd = virsh->err, .events = POLLIN}};
+
+    return poll(f, 2, limit_ms) > 0;
+}
+
+/* Of a virsh, to its end */
+static int await_destroyed(const struct attach *a, struct spawn *virsh, struct ff_error *err)
+{
+    uint64_t end = ff_now_ms() + DESTROY_LIMIT_MS;
+
+    while (!says_something(virsh, OWNERS_TURN_MS) && ff_now_ms() < end)
+        attach_owners_keep(a->domain);
+    int rc = virsh_end(virsh, "destroy", NULL, err);
+    attach_owners_keep(a->domain);
+    return rc;
+}
+
 /* Until libvirt has sent SIGTERM to a QEMU that stands still, or its virsh has ended */
-static void await_term(const struct attach *a, struct spawn *virsh)
+static void await_term(const struct attach *a, const struct spawn *virsh)
 {
     uint64_t end = ff_now_ms() + TERM_LIMIT_MS;
 
-    while (!has_term(a->pid) && !attach_domain_has_ended(a) && ff_now_ms() < end) {
-        struct pollfd f[] = {{.fd = virsh->out, .events = POLLIN}, {.fd = virsh->err, .events = POLLIN}};
-
-        poll(f, 2, ATTACH_TURN_MS);
-        if (spawn_on_output(virsh))
-            return;
-    }
+    while (!has_term(a->pid) && !attach_domain_has_ended(a) && !says_something(virsh, ATTACH_TURN_MS) &&
+           ff_now_ms() < end)
+        continue;
 }
 
 /* Also one that libvirtd, started again meanwhile, found gone before it heard our word. False: or nobody says */
@@ -233,7 +229,7 @@ void attach_domain_end(struct attach *a)
     hold_end(a->hold, SIGKILL);
     a->hold = NULL;
     if (!rc)
-        rc = virsh_end(&virsh, "destroy", NULL, &why);
+        rc = await_destroyed(a, &virsh, &why);
     if (rc && is_over_for_libvirt(a))
         rc = 0;
     spawn_free(&virsh);

@@ -26,7 +26,7 @@
  *              2. restore has ended before GO: a libvirtd that is started again while it restores ends that QEMU; of a
  *                 domain that is paused it takes up where it was. `virsh resume` can be said again.
  *              3. libvirt sends no event of the QEMU that it talks to: whether a CPU of the guest ran between its state
- *                 and the hold is read from the kernel, of each thread (check_still_parked()).
+ *                 and the hold is read from the kernel, of each thread (parked.h).
  *              4. What libvirt knows of the domain is what the destination was given, also when it stands still: else a
  *                 disk or a device was changed meanwhile.
  * Failure      before GO: the domain there is ended, `virsh resume` here. After it as attach.h.
@@ -38,14 +38,15 @@
 #define FF_CONTROL_ATTACH_ATTACH_DOMAIN_H
 
 #include "attach_private.h"
+#include "parked.h"
 #include "spawn.h"
 
 #define ATTACH_TURN_MS 5
 
-struct attach_vcpu {
-    pid_t tid;
-    char call[256];     /* the system call that it waits in, as the kernel prints it */
-    long long switches; /* how often it has left a CPU */
+struct attach_owner { /* of an image */
+    char *path;
+    uid_t uid;
+    gid_t gid;
 };
 
 struct attach_domain {
@@ -54,8 +55,10 @@ struct attach_domain {
     bool undefine;   /* source */
     int qemu_fd;     /* a pidfd; -1: not known yet */
     /* source */
-    struct attach_vcpu *vcpus;
+    struct parked *vcpus; /* of each, as it was; then as it is */
     unsigned n_vcpus;
+    struct attach_owner *owners; /* before either QEMU was ended */
+    unsigned n_owners;
     /* destination */
     char *fifo;             /* a path, until it has served; NULL: there is none */
     int notify, both, fifo_fd; /* -1: closed. @both keeps it open while nobody reads */
@@ -91,6 +94,12 @@ int attach_domain_hold(struct attach *a, struct ff_error *err);
 int attach_domain_take_back(struct attach *a, struct ff_error *err);
 /* It is held, and its guest is there: end it, for libvirt too */
 void attach_domain_end(struct attach *a);
+
+/* --- attach_owners.c --- */
+
+void attach_owners_note(struct attach_domain *d, char *listed); /* of what virsh domblklist prints, which is taken apart */
+void attach_owners_keep(const struct attach_domain *d); /* they are what they were */
+void attach_owners_free(struct attach_domain *d);
 
 /* --- attach_restore.c: the destination --- */
 

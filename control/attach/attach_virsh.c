@@ -62,6 +62,7 @@ void attach_domain_free(struct attach *a)
     ff_close_fd(&d->notify);
     ff_close_fd(&d->both);
     ff_close_fd(&d->fifo_fd);
+    attach_owners_free(d);
     free(d->vcpus);
     free(d->head);
     free(d->xml);

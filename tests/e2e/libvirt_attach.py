@@ -16,7 +16,7 @@ import threading
 
 import common
 from common import Failed, check_ledger, say, wait_for
-from libvirt_hosts import Host, HostError, connect
+from libvirt_hosts import LIBVIRT_UID, Host, HostError, connect
 from libvirt_move import MEM_MIB, NAME, Domain, domain_xml, needs
 
 FOLDER = '/var/lib/libvirt/qemu'
@@ -26,6 +26,12 @@ with socket.socket(socket.AF_UNIX) as s:
     socket.send_fds(s, [json.dumps(sys.argv[2:]).encode()], [0, 1, 2])
     sys.exit((s.recv(1) or b'\\1')[0])
 """
+
+
+DISK = """
+    <disk type='file' device='disk'>
+      <driver name='qemu' type='raw'/><source file='{}'/><target dev='vda' bus='virtio'/>
+    </disk>"""
 
 
 class Launcher:
@@ -63,10 +69,11 @@ class Launcher:
 
 
 class Two:
-    """Two hosts, the domain on the first."""
+    """Two hosts, the domain on the first. disk: it has one, as on NFS, where libvirt keeps no count of who uses it."""
 
-    def __init__(self, t, name, memory):
+    def __init__(self, t, name, memory, disk=False):
         self.t, self.name, self.memory = t, name, memory
+        self.image = os.path.join(t.work, 'shared', f'{name}.raw') if disk else None
 
     def __enter__(self):
         t, self.stack = self.t, contextlib.ExitStack()
@@ -78,7 +85,15 @@ class Two:
             self.b = stack.enter_context(Host(work, 'two', 2, common.BUILD, shared))
             connect(self.a, self.b)
             xml = os.path.join(shared, f'{self.name}.xml')
-            common.write_file(xml, domain_xml(t, t.best_accel(), self.memory))
+            common.write_file(xml, domain_xml(t, t.best_accel(), self.memory,
+                                              DISK.format(self.image) if self.image else ''))
+            if self.image:
+                common.write_file(self.image, '')
+                os.truncate(self.image, 1 << 20)
+            for h in (self.a, self.b) if self.image else ():
+                with open(h.path('/etc/libvirt/qemu.conf'), 'a', encoding='ascii') as f:
+                    f.write('\nremember_owner = 0\n')
+                h.restart_libvirtd()
             self.a.virsh('define', xml)
             self.a.virsh('start', NAME)
             self.src, self.dst = Domain(self.a), Domain(self.b)
@@ -135,8 +150,14 @@ class Two:
         self.a.virsh('suspend', NAME)
         self.a.virsh('resume', NAME)
         wait_for('nothing there', 20, lambda: NAME not in self.b.virsh('list', '--all', '--name'))
+        self.check_owner()
         check_ledger(self.src, sweeps=1)
         self.check_clean()
+
+    def check_owner(self):
+        """The QEMU that runs may write to the image, whatever libvirt made of the other one's end."""
+        if self.image and os.stat(self.image).st_uid != LIBVIRT_UID:
+            raise Failed(f'the image is of user {os.stat(self.image).st_uid}')
 
     def check_clean(self):
         for h in (self.a, self.b):
@@ -160,6 +181,7 @@ class Two:
         """libvirt says so on both hosts; every write of the guest is there."""
         if self.states()[1] != there or here != self.states()[0] and here:
             raise Failed(f'states: {self.states()}')
+        self.check_owner()
         if not runs:
             self.b.virsh('resume', NAME)
         check_ledger(self.src, self.dst, sweeps=1)
@@ -179,12 +201,17 @@ def moved(t, memory):
 
 
 def persistent(t):
-    """Anonymous memory, and the domain's definition goes along; then it is paused, and comes back so."""
-    with Two(t, 'anon', 'anon') as two:
+    """Anonymous memory, and the domain's definition goes along; it stays when it was ready to come back, and then comes
+    back paused."""
+    with Two(t, 'anon', 'anon', disk=True) as two:
         said = two.end(two.start('--', '--persistent', '--undefinesource'), 0)
         two.check_there(said, here='', persistent=True)
-        two.b.virsh('suspend', NAME)
         two.turn()
+        said = two.end(two.start(faults=('source.gone=fail@1', '')), 1)
+        say(f'      {said["error"]}')
+        wait_for('nothing there', 20, lambda: NAME not in two.b.virsh('list', '--all', '--name'))
+        two.check_owner()
+        two.a.virsh('suspend', NAME)
         two.check_there(two.end(two.start(), 0), there='paused (migrating)', runs=False)
 
 
@@ -234,6 +261,23 @@ def interrupted(two):
         two.a.run('kill', '-INT', pid)
     said = two.end(p, 1)
     if 'signal' not in said['error']:
+        raise Failed(f'said: {said}')
+    two.check_here()
+
+
+def resumed_here(two):
+    """After its state was saved: it would go on there as it was before."""
+    p = two.start(faults=('attach.rest=delay:3000000', ''))
+    two.wait_stopped()
+    quiet = [0]
+
+    def no_virsh():
+        quiet[0] = 0 if two.a.run('pgrep', '-x', 'virsh', fails=True).strip() else quiet[0] + 1
+        return quiet[0] > 4     # those of the move follow each other at once
+    wait_for('all is saved', 20, no_virsh)
+    two.a.virsh('resume', NAME)
+    said = two.end(p, 1)
+    if 'somebody resumed it' not in said['error']:
         raise Failed(f'said: {said}')
     two.check_here()
 
@@ -291,6 +335,7 @@ def back_and_again(t):
                 ('who attaches here is killed', lambda: killed(two, two.a, 'side', BEFORE_READY)),
                 ('GO is lost', lambda: go_lost(two)),
                 ('Ctrl-C while the guest stands still', lambda: interrupted(two)),
+                ('virsh resume here while its state is saved', lambda: resumed_here(two)),
                 ('its definition changes', lambda: changed(two)),
                 ('virsh resume on both hosts before GO', lambda: resumed(two))):
             with t.case(name):
