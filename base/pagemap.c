@@ -9,20 +9,6 @@
 #include "cleanup.h"
 #include "pagemap.h"
 
-/* From Linux 6.7 on: it steps over holes, 8 GiB of them in microseconds, not in 8 ms */
-#ifndef PAGEMAP_SCAN
-#define PAGE_IS_PRESENT (1 << 3)
-#define PAGE_IS_SWAPPED (1 << 4)
-struct page_region {
-    uint64_t start, end, categories;
-};
-struct pm_scan_arg {
-    uint64_t size, flags, start, end, walk_end, vec, vec_len, max_pages;
-    uint64_t category_inverted, category_mask, category_anyof_mask, return_mask;
-};
-#define PAGEMAP_SCAN _IOWR('f', 16, struct pm_scan_arg)
-#endif
-
 int ff_pagemap_open(void)
 {
     return open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
