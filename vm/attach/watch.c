@@ -48,8 +48,13 @@
 
 struct begin {
     struct watch *w;
-    int device;            /* its number there; -1: none */
-    const bool *is_shared; /* of each block */
+    int device; /* its number there; -1: none */
+};
+
+struct discard {
+    const struct watch *w;
+    const struct iovec *part;
+    unsigned n;
 };
 
 /* --- the device --- */
@@ -169,39 +174,97 @@ static int empty_part(struct inject *in, const struct outside_block *b, uint64_t
     return rc || got >= 0 ? rc : ff_error_set(err, (int)-got, "QEMU: empty block %s: %s", b->name, strerror((int)-got));
 }
 
-static int empty_there(struct inject *in, void *opaque, struct ff_error *err)
+static int empty_range(struct inject *in, const struct watch *w, unsigned i, uint64_t at, uint64_t end,
+                       struct ff_error *err)
 {
-    const struct begin *e = opaque;
     int rc = 0;
 
-    for (unsigned i = 0; i < e->w->n && !rc; i++) {
-        const struct outside_block *b = &e->w->blocks[i];
+    for (; at < end && !rc; at += PART_BYTES)
+        rc = empty_part(in, &w->blocks[i], at, FF_MIN(PART_BYTES, end - at), w->is_shared[i], err);
+    return rc;
+}
 
-        for (uint64_t at = 0; at < b->len_bytes && !rc; at += PART_BYTES)
-            rc = empty_part(in, b, at, FF_MIN(PART_BYTES, b->len_bytes - at), e->is_shared[i], err);
-    }
+static int empty_there(struct inject *in, void *opaque, struct ff_error *err)
+{
+    const struct watch *w = opaque;
+    int rc = 0;
+
+    for (unsigned i = 0; i < w->n && !rc; i++)
+        rc = empty_range(in, w, i, 0, w->blocks[i].len_bytes, err);
     return rc;
 }
 
 int watch_begin(struct watch *w, pid_t pid, unsigned filters, int device, const struct outside_block *b, unsigned n,
                 struct ff_error *err)
 {
-    FF_AUTO_FREE bool *is_shared = calloc(n + 1, sizeof(*is_shared));
-    struct begin e = {w, device, is_shared};
+    struct begin e = {w, device};
     int rc = 0;
 
     *w = (struct watch){.pid = pid, .fd = -1, .there = -1, .by = -1, .filters = filters, .blocks = b, .n = n};
-    if (!is_shared)
+    w->is_shared = calloc(n + 1, sizeof(*w->is_shared));
+    if (!w->is_shared)
         return ff_error_set(err, ENOMEM, "watch: out of memory");
     for (unsigned i = 0; i < n && !rc; i++)
-        rc = check_can_watch(pid, &b[i], &is_shared[i], err);
+        rc = check_can_watch(pid, &b[i], &w->is_shared[i], err);
     if (!rc && device >= 0)
         rc = check_device(pid, device, err);
     if (!rc)
         rc = inject_run(pid, filters, make_there, &e, err);
     if (!rc)
         rc = register_blocks(w, err);
-    return rc ? rc : inject_run(pid, filters, empty_there, &e, err);
+    return rc ? rc : inject_run(pid, filters, empty_there, w, err);
+}
+
+/* --- discards --- */
+
+/* The block that has all of it; @w->n: none */
+static unsigned block_of(const struct watch *w, const struct iovec *part)
+{
+    uint64_t at = (uintptr_t)part->iov_base;
+    unsigned i = 0;
+
+    while (i < w->n && (at < w->blocks[i].hva || at - w->blocks[i].hva > w->blocks[i].len_bytes ||
+                        part->iov_len > w->blocks[i].len_bytes - (at - w->blocks[i].hva)))
+        i++;
+    return i;
+}
+
+static int discard_there(struct inject *in, void *opaque, struct ff_error *err)
+{
+    const struct discard *d = opaque;
+    int rc = 0;
+
+    for (unsigned k = 0; k < d->n && !rc; k++) {
+        unsigned i = block_of(d->w, &d->part[k]);
+        uint64_t at = (uintptr_t)d->part[k].iov_base - d->w->blocks[i].hva;
+
+        rc = empty_range(in, d->w, i, at, at + d->part[k].iov_len, err);
+    }
+    return rc;
+}
+
+static int discard_by(const struct watch *w, const struct iovec *part, unsigned n, struct ff_error *err)
+{
+    struct watch_parts q = {.n = n};
+    size_t len = offsetof(struct watch_parts, part) + n * sizeof(*part);
+    struct watch_answer a;
+
+    memcpy(q.part, part, n * sizeof(*part));
+    if (send(w->by, &q, len, MSG_NOSIGNAL) != (ssize_t)len || recv(w->by, &a, sizeof(a), 0) != sizeof(a))
+        return ff_error_set(err, EPIPE, "watcher: it discards nothing in process %d", (int)w->pid);
+    a.text[sizeof(a.text) - 1] = '\0';
+    return a.rc ? ff_error_set(err, a.rc < 0 ? -a.rc : EIO, "%s", a.text) : 0;
+}
+
+int watch_discard(struct watch *w, const struct iovec *part, unsigned n, struct ff_error *err)
+{
+    struct discard d = {w, part, n};
+
+    for (unsigned i = 0; i < n; i++)
+        if (n > WATCH_PARTS || block_of(w, &part[i]) == w->n)
+            return ff_error_set(err, EINVAL, "process %d: discard 0x%zx bytes at %p: no block's, or too many parts (%u, "
+                                "permitted: %u)", (int)w->pid, part[i].iov_len, part[i].iov_base, n, WATCH_PARTS);
+    return w->by >= 0 ? discard_by(w, part, n, err) : inject_run(w->pid, w->filters, discard_there, &d, err);
 }
 
 int watch_stop(const struct watch *w, struct ff_error *err)
@@ -230,9 +293,9 @@ static int close_there(struct inject *in, void *opaque, struct ff_error *err)
 /* Whether it has done so is of no weight: what is left there watches nothing */
 static int end_by(struct watch *w, struct ff_error *err)
 {
-    char answer[1024];
+    struct watch_answer a;
 
-    if (send(w->by, "e", 1, MSG_NOSIGNAL) == 1 && recv(w->by, answer, sizeof(answer), 0) > 0)
+    if (send(w->by, "e", 1, MSG_NOSIGNAL) == 1 && recv(w->by, &a, sizeof(a), 0) > 0)
         return 0;
     return ff_error_set(err, EPIPE, "watcher: it does not close the userfaultfd in process %d", (int)w->pid);
 }
@@ -241,8 +304,15 @@ int watch_end(struct watch *w, struct ff_error *err)
 {
     int rc = w->there < 0 ? 0 : w->by >= 0 ? end_by(w, err) : inject_run(w->pid, w->filters, close_there, w, err);
 
-    ff_close_fd(&w->fd);
-    ff_close_fd(&w->by);
+    watch_leave(w);
     w->there = -1;
     return rc;
+}
+
+void watch_leave(struct watch *w)
+{
+    ff_close_fd(&w->fd);
+    ff_close_fd(&w->by);
+    free(w->is_shared);
+    w->is_shared = NULL;
 }

@@ -5,8 +5,12 @@
 #ifndef FF_VM_ATTACH_WATCH_H
 #define FF_VM_ATTACH_WATCH_H
 
+#include <sys/uio.h>
+
 #include "outside.h"
 #include "qmp.h"
+
+#define WATCH_PARTS 512u /* of one call */
 
 struct watch {
     pid_t pid;
@@ -16,6 +20,18 @@ struct watch {
     unsigned filters; /* as inject_run() has it */
     const struct outside_block *blocks; /* borrowed */
     unsigned n;
+    bool *is_shared; /* of each block; NULL: another process knows (@by) */
+};
+
+/* To one that may attach, and from there */
+struct watch_parts {
+    uint32_t n, reserved;
+    struct iovec part[WATCH_PARTS];
+};
+
+struct watch_answer {
+    int32_t rc, there;
+    char text[768];
 };
 
 struct watch_device { /* /dev/userfaultfd, in a QEMU */
@@ -51,10 +67,21 @@ void watch_drop_device(struct qmp *q, struct watch_device *d);
 int watch_begin(struct watch *w, pid_t pid, unsigned filters, int device, const struct outside_block *b, unsigned n,
                 struct ff_error *err);
 
+/**
+ * watch_discard() - these parts are missing again, whatever was installed in them
+ * @part: by addresses there, each whole pages within a block; at most WATCH_PARTS
+ *
+ * Nobody may touch them meanwhile. Cost: 0.3 ms and 10 us a part
+ * Return: 0; -EINVAL: a part is no block's; else as inject_run(), madvise(2)
+ */
+int watch_discard(struct watch *w, const struct iovec *part, unsigned n, struct ff_error *err);
+
 /* Every page that is missing still reads as zeros from now on, whoever waited for it. Return: 0; -errno */
 int watch_stop(const struct watch *w, struct ff_error *err);
 
 /* Close it here, and, after watch_stop(), there. Return: as inject_run() */
 int watch_end(struct watch *w, struct ff_error *err);
+
+void watch_leave(struct watch *w); /* here alone: that process watches on */
 
 #endif

@@ -34,11 +34,6 @@ struct request {
     struct block block[BLOCKS_MAX];
 };
 
-struct answer {
-    int32_t rc, there;
-    char text[768];
-};
-
 /* --- the watcher --- */
 
 static bool is_descendant(pid_t pid, pid_t of)
@@ -71,16 +66,39 @@ static bool is_request(const struct request *q, ssize_t len)
     return true;
 }
 
+static bool is_parts(const struct watch_parts *p, ssize_t len)
+{
+    return len >= (ssize_t)offsetof(struct watch_parts, part) && p->n && p->n <= WATCH_PARTS &&
+           (size_t)len == offsetof(struct watch_parts, part) + p->n * sizeof(p->part[0]);
+}
+
+/* Until the other side ends it. That it has gone says nothing: QEMU keeps its userfaultfd */
+static void serve_watch(int fd, struct watch *w)
+{
+    static struct watch_parts p;
+    struct watch_answer a = {0};
+    ssize_t len;
+
+    while ((len = recv(fd, &p, sizeof(p), 0)) == 1 || is_parts(&p, len)) {
+        struct ff_error why = {0};
+
+        a.rc = len == 1 ? watch_end(w, &why) : watch_discard(w, p.part, p.n, &why);
+        snprintf(a.text, sizeof(a.text), "%s", a.rc ? why.text : "");
+        (void)ff_fd_send(fd, &a, sizeof(a), -1);
+        if (len == 1)
+            return;
+    }
+}
+
 static void serve_one(int fd, pid_t agent)
 {
     static struct request q;
     FF_AUTO_FREE struct outside_block *b = NULL;
     struct watch w = {.fd = -1, .there = -1, .by = -1};
-    struct answer a = {0};
+    struct watch_answer a = {0};
     struct ff_error why = {0};
     struct pollfd p = {.fd = fd, .events = POLLIN};
     int filters = outside_number(agent, "Seccomp_filters:"); /* Linux 5.9 */
-    char end;
 
     if (!is_agents_own(fd, agent) || poll(&p, 1, LIMIT_S * 1000) <= 0 ||
         !is_request(&q, recv(fd, &q, sizeof(q), MSG_DONTWAIT)))
@@ -99,12 +117,9 @@ static void serve_one(int fd, pid_t agent)
     a.there = w.there;
     snprintf(a.text, sizeof(a.text), "%s", a.rc ? why.text : "");
     (void)ff_fd_send(fd, &a, sizeof(a), a.rc ? -1 : w.fd);
-    if (!a.rc && recv(fd, &end, 1, 0) == 1) { /* the other side's end says nothing: QEMU keeps it */
-        a.rc = watch_end(&w, &why);
-        snprintf(a.text, sizeof(a.text), "%s", a.rc ? why.text : "");
-        (void)ff_fd_send(fd, &a, sizeof(a), -1);
-    }
-    ff_close_fd(&w.fd);
+    if (!a.rc)
+        serve_watch(fd, &w);
+    watch_leave(&w);
 }
 
 void watcher_serve(int listener, int alive, pid_t agent)
@@ -142,7 +157,7 @@ static int watcher_connect(const char *path, struct ff_error *err)
     return fd;
 }
 
-static int watcher_answer(struct watch *w, struct answer *a, struct ff_error *err)
+static int watcher_answer(struct watch *w, struct watch_answer *a, struct ff_error *err)
 {
     int rc = ff_fd_receive(w->by, a, sizeof(*a), &w->fd);
 
@@ -159,7 +174,7 @@ int watcher_begin(struct watch *w, const char *path, pid_t pid, int device, cons
                   struct ff_error *err)
 {
     static struct request q;
-    struct answer a;
+    struct watch_answer a;
 
     *w = (struct watch){.pid = pid, .fd = -1, .there = -1, .by = -1, .blocks = b, .n = n};
     if (n > BLOCKS_MAX)

@@ -13,8 +13,8 @@
  *                  ^                                        |
  *                  +------------- its userfaultfd ----------+
  * Invariants   1. Who asks, and the process that is to be watched, are the agent's descendants and its user's.
- *              2. The watcher reads one message of fixed form, bounded before anything is allocated, and
- *                 opens no file that a message names.
+ *              2. The watcher reads messages of fixed form, bounded before anything is allocated, and
+ *                 opens no file that a message names: first which memory, then which parts of it are to be missing again.
  *              3. The calls are userfaultfd(2), or ioctl(2) of what is /dev/userfaultfd there, madvise(2) and
  *                 close(2), with addresses that /proc/PID/maps has.
  * Limits       It serves one at a time, as long as that stays connected: a move has one QEMU.

@@ -138,6 +138,14 @@ static int ask_for_owner(void)
     install(w.fd, 3, 9);
     if (ask_owner(3) != 9)
         return 2;
+    const struct iovec again = {(uint8_t *)block.hva + 3 * PAGE, PAGE}, beyond = {(uint8_t *)block.hva + PAGE, block.len_bytes};
+    if (watch_discard(&w, &again, 1, &err))
+        return 5;
+    install(w.fd, 3, 8); /* or it would be there already */
+    if (ask_owner(3) != 8)
+        return 6;
+    if (watch_discard(&w, &beyond, 1, &err) != -EINVAL)
+        return 7;
     if (watch_stop(&w, &err) || watch_end(&w, &err))
         return 3;
     return ask_owner(4) ? 4 : 0; /* it was emptied, and nobody waits any more */
