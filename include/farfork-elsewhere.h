@@ -25,6 +25,7 @@
 #define FARFORK_ELSEWHERE_H
 
 #include <sys/types.h>
+#include <sys/uio.h>
 
 #include "farfork.h"
 
@@ -67,8 +68,9 @@ int ff_source_add_region_of(struct ff_source *s, const struct ff_region *r, pid_
  * hugetlb have to be shared (a memfd or a file). What reads as zeros is left missing, where pages are
  * of 4 KiB: that process gets zeros when it watches no longer.
  *
- * With precopy=1 the source is told (ff_source_wants_precopy()), and nothing else: what came while the
- * guest ran is that process's, by its own stream, and ff_dest_received() names it.
+ * With precopy=1 there is a pass where ff_dest_adopt() came before ff_dest_recv_state(). Else the source is told
+ * (ff_source_wants_precopy()), and nothing else: what came while the guest ran is that process's, by its own stream,
+ * and ff_dest_received() names it.
  *
  * Return: 0; -EINVAL: there is a region
  */
@@ -93,14 +95,25 @@ void ff_dest_on_table(struct ff_dest *d,
  * @uffd: the other process's userfaultfd, of pidfd_getfd(2), with each region registered for missing
  *        pages; taken, also on failure
  *
- * Call it once, after ff_dest_recv_state() and before ff_dest_running(). Until that returns 0
- * nothing is installed. The other process reads events too, and calls for ff_dest_request(): once
+ * Call it once, after ff_dest_start() and before ff_dest_running(), not beside ff_dest_recv_state(). Until that returns
+ * 0 nothing is installed. The other process reads events too, and calls for ff_dest_request(): once
  * every page is here nobody else does. It may install pages of its own accord: a page that is there
  * counts as present.
  *
  * Return: 0; -EINVAL: no userfaultfd, or a region is not registered with it
  */
 int ff_dest_adopt(struct ff_dest *d, int uffd, struct ff_error *err);
+
+/**
+ * ff_dest_on_discard() - with precopy=1: have memory of the other process discarded
+ * @fn: of these parts, by addresses there, nothing may be left when it returns 0: they are missing again.
+ *      ff_dest_recv_state() calls it, in its thread, and fails with its error
+ *
+ * Call it before ff_dest_start(). Without it there is no pass: -ENOTSUP
+ */
+void ff_dest_on_discard(struct ff_dest *d,
+                        int (*fn)(void *opaque, const struct iovec *part, unsigned n, struct ff_error *err),
+                        void *opaque);
 
 /**
  * ff_dest_received() - with precopy=1: the other process has got pages by its own stream

@@ -153,6 +153,9 @@ void ff_address_free(struct ff_address *a);
  * caller says; 0: the caller is not to call them */
 int ff_address_reconnect_ms(const struct ff_address *a);
 
+/* precopy=1: memory goes once while the guest still runs */
+bool ff_address_precopy(const struct ff_address *a);
+
 /* fallback=go: its source may call ff_source_take_back() */
 bool ff_address_fallback(const struct ff_address *a);
 

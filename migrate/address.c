@@ -483,6 +483,11 @@ int ff_address_reconnect_ms(const struct ff_address *a)
     return a->reconnect_ms;
 }
 
+bool ff_address_precopy(const struct ff_address *a)
+{
+    return a->precopy;
+}
+
 bool ff_address_fallback(const struct ff_address *a)
 {
     return a->fallback;

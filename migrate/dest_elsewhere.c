@@ -34,6 +34,14 @@ void ff_dest_on_other(struct ff_dest *d, void (*fn)(void *opaque, uint64_t addre
     d->on_other_opaque = opaque;
 }
 
+void ff_dest_on_discard(struct ff_dest *d,
+                        int (*fn)(void *opaque, const struct iovec *part, unsigned n, struct ff_error *err),
+                        void *opaque)
+{
+    d->on_discard = fn;
+    d->on_discard_opaque = opaque;
+}
+
 void ff_dest_on_table(struct ff_dest *d,
                       int (*fn)(void *opaque, const struct ff_region *r, unsigned n,
                                 struct ff_error *err),
@@ -80,16 +88,15 @@ int ff_dest_adopt(struct ff_dest *d, int uffd, struct ff_error *err)
     int rc = 0;
 
     pthread_mutex_lock(&d->pager_lock);
-    if (!d->regions.elsewhere || !d->pager_used || !d->has_state)
-        rc = ff_error_set(err, EINVAL, "destination: adopt: after the state has come, and where "
-                                       "memory is elsewhere");
+    if (!d->regions.elsewhere || !d->pager_used)
+        rc = ff_error_set(err, EINVAL, "destination: adopt: after ff_dest_start(), and where memory is elsewhere");
     else if (ff_elsewhere_is_adopted(&d->pager))
         rc = ff_error_set(err, EBUSY, "destination: adopt: there is a userfaultfd already");
     if (rc)
         close(uffd);
     else
         rc = ff_elsewhere_adopt(&d->pager, uffd, err);
-    if (!rc)
+    if (!rc && d->has_state)
         ff_pager_image_frozen(&d->pager);
     pthread_mutex_unlock(&d->pager_lock);
     return rc;

@@ -50,7 +50,7 @@ static int take_dirty(struct ff_dest *d, struct ff_error *err)
 /* Wait for STATE, for as long as the guest runs at the source: FF_MSG_STATE or -errno */
 static int until_state(struct ff_dest *d, struct ff_error *err)
 {
-    bool passes = d->addr.precopy && !d->regions.elsewhere; /* else its owner has what came before */
+    bool passes = d->addr.precopy && dest_may_fetch(d); /* else memory's owner has what came before */
     uint32_t also = passes ? FF_MSG_BIT(FF_MSG_DIRTY) | (d->keeps ? 0 : FF_MSG_BIT(FF_MSG_LOGGING)) : 0;
     bool passed = false;
     int type = -ETIMEDOUT, rc = 0;
@@ -126,7 +126,7 @@ int ff_dest_recv_state(struct ff_dest *d, void **state, size_t *len, struct ff_e
     rc = dest_recv_keys(d, head.n_keys, err);
     if (rc)
         return rc;
-    if (!d->regions.elsewhere) /* then ff_dest_adopt() says so */
+    if (dest_may_fetch(d)) /* else ff_dest_adopt() says so */
         ff_pager_image_frozen(&d->pager);
     if (head.n_first)
         rc = recv_first(d, head.n_first, err);
@@ -155,7 +155,7 @@ int ff_dest_recv_state(struct ff_dest *d, void **state, size_t *len, struct ff_e
         return ff_error_set(err, EIO, "destination: injected");
     *state = buf;
     *len = head.total_bytes;
-    d->has_state = true;
+    d->has_state = true; /* of memory elsewhere: then, and once it is adopted, the image is frozen */
     buf = NULL;
     return 0;
 }

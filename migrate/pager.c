@@ -68,8 +68,8 @@ static int init_region(struct ff_pager *p, const struct ff_region *r, uint64_t s
     };
     if (elsewhere && huge && p->opts->precopy)
         return ff_error_set(err, ENOTSUP,
-                            "pager: region %s: precopy=1: not by proxies with huge pages, which "
-                            "discards give to other processes (use precopy=0)", r->name);
+                            "pager: region %s: precopy=1: not with huge pages of another process: what is discarded goes "
+                            "back to the pool, where others may take it (use precopy=0)", r->name);
     if (pr->range.memory == FF_UFFD_HUGETLB && p->opts->precopy &&
         pr->range.landing == FF_UFFD_COPY)
         return ff_error_set(

@@ -32,6 +32,8 @@ struct ff_elsewhere {
     bool ended, complete; /* the fault thread has; with every page there, or a hole */
     void (*on_other)(void *opaque, uint64_t addr);
     void *on_other_opaque;
+    int (*on_discard)(void *opaque, const struct iovec *part, unsigned n, struct ff_error *err);
+    void *on_discard_opaque;
 };
 
 int ff_elsewhere_new(struct ff_pager *p, struct ff_error *err)
@@ -65,6 +67,22 @@ void ff_elsewhere_on_other(struct ff_pager *p, void (*fn)(void *opaque, uint64_t
     p->elsewhere->on_other_opaque = opaque;
 }
 
+void ff_elsewhere_on_discard(struct ff_pager *p,
+                             int (*fn)(void *opaque, const struct iovec *part, unsigned n, struct ff_error *err),
+                             void *opaque)
+{
+    p->elsewhere->on_discard = fn;
+    p->elsewhere->on_discard_opaque = opaque;
+}
+
+int ff_elsewhere_discard(struct ff_pager *p, const struct iovec *part, unsigned n, struct ff_error *err)
+{
+    const struct ff_elsewhere *e = p->elsewhere;
+
+    return e->on_discard ? e->on_discard(e->on_discard_opaque, part, n, err)
+                         : ff_error_set(err, ENOTSUP, "nobody discards memory of the other process");
+}
+
 int ff_elsewhere_adopt(struct ff_pager *p, int uffd, struct ff_error *err)
 {
     const struct ff_uffd_range *first = &p->region[0].range;
@@ -77,7 +95,7 @@ int ff_elsewhere_adopt(struct ff_pager *p, int uffd, struct ff_error *err)
         close(uffd);
         return rc;
     }
-    p->uffd = u; /* read once image_frozen is seen */
+    p->uffd = u; /* read by the pass, which starts later, and once image_frozen is seen */
     atomic_store(&p->elsewhere->adopted, true);
     return 0;
 }

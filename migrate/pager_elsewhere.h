@@ -20,8 +20,8 @@
  * Invariants   1. Every request is answered: MISSING -> fetched, and its install wakes; INFLIGHT: the
  *                 same; HOLE -> zeros; PRESENT, POISONED -> woken. When the fault thread has ended
  *                 and all is here, who asks installs zeros itself: only holes can be missing then.
- *              2. Nothing is installed before adopt(): image_frozen, without which nobody installs,
- *                 is set there.
+ *              2. Nothing is installed before adopt(): image_frozen, without which nobody but the pass installs,
+ *                 is set there, or after it; and there is a pass only after it.
  *              3. A page that is there counts as installed: the owner may put pages there that came
  *                 to it by its own stream. It holds what the source's page holds, since the image is
  *                 frozen.
@@ -46,7 +46,13 @@ void ff_elsewhere_free(struct ff_pager *p);
 void ff_elsewhere_on_other(struct ff_pager *p, void (*fn)(void *opaque, uint64_t addr),
                            void *opaque);
 
-/* ff_pager_image_frozen() follows. @uffd is taken, also on failure. -EINVAL: it does not watch a region */
+/* Who discards what a pass has brought, as ff_dest_on_discard(); and do so */
+void ff_elsewhere_on_discard(struct ff_pager *p,
+                             int (*fn)(void *opaque, const struct iovec *part, unsigned n, struct ff_error *err),
+                             void *opaque);
+int ff_elsewhere_discard(struct ff_pager *p, const struct iovec *part, unsigned n, struct ff_error *err);
+
+/* ff_pager_image_frozen() follows, once the state's keys are here. @uffd is taken, also on failure. -EINVAL: it does not watch a region */
 int ff_elsewhere_adopt(struct ff_pager *p, int uffd, struct ff_error *err);
 bool ff_elsewhere_is_adopted(const struct ff_pager *p);
 

@@ -30,7 +30,8 @@
  *                 next, or for the frozen image, as without a pass (fault.c, early).
  * Discards     MADV_DONTNEED, and MADV_REMOVE for shared memory that bytes are copied to. Memory
  *              that lands in place is only unmapped: its pages stay in the file, pinned as they
- *              may be, and are read into again. The source has most of it done before its pause
+ *              may be, and are read into again. Memory of another process the caller discards
+ *              (ff_dest_on_discard()). The source has most of it done before its pause
  *              (qemu-patches/src/rdma-postcopy-log.c).
  * Failure      as any other before GO: the guest goes on at the source.
  * Limits       PARTS runs of pages in one system call. There is one pass, however much the guest
@@ -43,7 +44,7 @@
 
 #include "cleanup.h"
 #include "log.h"
-#include "pager.h"
+#include "pager_elsewhere.h"
 #include "thread.h"
 #include "undo.h"
 
@@ -55,7 +56,7 @@ int ff_pager_start_precopy(struct ff_pager *p, struct ff_error *err)
     for (unsigned i = 0; i < p->n_regions; i++) {
         const struct ff_pager_region *r = &p->region[i];
         const struct iovec part = {.iov_base = r->range.host, .iov_len = r->range.psize};
-        int rc = ff_uffd_discard(&r->range, &part, 1, err);
+        int rc = p->elsewhere ? ff_elsewhere_discard(p, &part, 1, err) : ff_uffd_discard(&r->range, &part, 1, err);
         if (rc)
             return ff_error_pass(err, rc, "precopy=1: region %s", r->name);
     }
@@ -157,10 +158,10 @@ static int must_be_gone(const struct ff_pager_region *r, const struct iovec *par
     return 0;
 }
 
-static int discard_parts(const struct ff_pager_region *r, const struct iovec *part, unsigned n,
+static int discard_parts(struct ff_pager *p, const struct ff_pager_region *r, const struct iovec *part, unsigned n,
                          struct ff_error *err)
 {
-    int rc = ff_uffd_discard(&r->range, part, n, err);
+    int rc = p->elsewhere ? ff_elsewhere_discard(p, part, n, err) : ff_uffd_discard(&r->range, part, n, err);
 
     for (unsigned i = 0; i < n && !rc && r->kept && r->range.shared; i++)
         rc = must_be_gone(r, &part[i], err);
@@ -206,7 +207,7 @@ int ff_pager_discard(struct ff_pager *p, const struct ff_dirty *d, struct ff_err
             i += i % 8 || d->bits[i / 8] ? 1 : 8;
         }
         if (n == PARTS || (n && i >= d->n)) {
-            rc = discard_parts(r, part, n, err);
+            rc = discard_parts(p, r, part, n, err);
             n = 0;
         }
     }
