@@ -137,6 +137,7 @@ int attach_open(struct attach *a, const struct attach_options *o, bool is_source
                          .side = is_source ? "source" : "destination",
                          .begin_ns = ff_now_ns(),
                          .watch = {.fd = -1, .there = -1, .by = -1},
+                         .written = {.fd = -1, .pagemap = -1},
                          .status = "none",
                          .sock = -1,
                          .stop_fd = -1};
@@ -191,8 +192,9 @@ void attach_close(struct attach *a)
     }
     for (unsigned i = 0; a->small && i < a->n_all; i++)
         free(a->small[i]);
-    ff_close_fd(&a->watch.fd);
-    ff_close_fd(&a->watch.by);
+    watch_leave(&a->watch);
+    written_end(&a->written);
+    free(a->bits);
     free(a->maps);
     free(a->small);
     free(a->incoming);

@@ -34,6 +34,17 @@ static int look_at_dest(struct attach *a, struct ff_error *err)
     return rc;
 }
 
+/* precopy=1: what was written at the source since it came */
+static int on_discard(void *opaque, const struct iovec *part, unsigned n, struct ff_error *err)
+{
+    struct attach *a = opaque;
+    int rc = 0;
+
+    for (unsigned i = 0; i < n && !rc; i += WATCH_PARTS)
+        rc = watch_discard(&a->watch, part + i, FF_MIN(n - i, WATCH_PARTS), err);
+    return rc;
+}
+
 static int open_dest(struct attach *a, struct ff_error *err)
 {
     struct ff_dest *d;
@@ -47,6 +58,7 @@ static int open_dest(struct attach *a, struct ff_error *err)
     rc = ff_dest_elsewhere(d, err);
     if (a->domain)
         ff_dest_on_table(d, attach_restore_find, a);
+    ff_dest_on_discard(d, on_discard, a);
     for (unsigned i = 0; !rc && i < a->n_main; i++)
         rc = attach_add_dest_region(a, &a->main[i], err);
     if (!rc)
@@ -72,10 +84,20 @@ static int watch_memory(struct attach *a, struct ff_error *err)
     return rc;
 }
 
+/* Before WATCHING: a pass installs pages from then on */
+static int adopt_watch(struct attach *a, struct ff_error *err)
+{
+    int fd = fcntl(a->watch.fd, F_DUPFD_CLOEXEC, 3);
+
+    return fd < 0 ? ff_error_set(err, errno, "attach: duplicate a descriptor: %s", strerror(errno))
+                  : ff_dest_adopt(a->dest, fd, err);
+}
+
 static int take_state(struct attach *a, struct ff_error *err)
 {
     void *state = NULL;
     size_t len = 0;
+    struct ff_stats st;
     int rc = ff_dest_recv_state(a->dest, &state, &len, err);
 
     if (rc)
@@ -86,12 +108,11 @@ static int take_state(struct attach *a, struct ff_error *err)
         return ff_error_set(err, EPROTO, "attach: the source does not say whether its guest runs");
     a->was_running = a->stream.data[--a->stream.len];
     a->state_bytes = len;
-    attach_event(a, "package", json_pack("{s:I}", "bytes", (json_int_t)len));
-    int fd = fcntl(a->watch.fd, F_DUPFD_CLOEXEC, 3);
-    if (fd < 0)
-        return ff_error_set(err, errno, "attach: duplicate a descriptor: %s", strerror(errno));
-    rc = ff_dest_adopt(a->dest, fd, err);
-    return rc ? rc : attach_check(a, err);
+    ff_dest_stats(a->dest, &st);
+    attach_event(a, "package",
+                 json_pack("{s:I,s:I,s:I}", "bytes", (json_int_t)len, "precopied_bytes", (json_int_t)st.bytes_precopied,
+                           "discarded_bytes", (json_int_t)st.bytes_discarded));
+    return attach_check(a, err);
 }
 
 /* QEMU may wait for a page, and the page for a link, which does not come again before GO */
@@ -149,6 +170,8 @@ int attach_load(struct attach *a, struct ff_error *err)
         rc = watch_memory(a, err);
     if (!rc) /* its WATCHING lets the source stop its guest */
         rc = ff_dest_start(a->dest, err);
+    if (!rc)
+        rc = adopt_watch(a, err);
     if (!rc)
         rc = take_state(a, err);
     if (!rc && a->domain)

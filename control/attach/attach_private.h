@@ -18,6 +18,7 @@
 #include "outside.h"
 #include "qmp.h"
 #include "watcher.h"
+#include "written.h"
 
 #define ATTACH_CONFIG "attach 1"       /* both sides mean the same by what they send */
 #define ATTACH_MAIN_BYTES (1u << 20)   /* below it a block travels with the state */
@@ -60,6 +61,9 @@ struct attach {
     struct hold *hold;    /* source; of a domain the destination, from READY to GO */
     struct attach_domain *domain; /* NULL: it is none of libvirt's */
     _Atomic bool is_held; /* likewise: its QEMU answers nobody */
+    struct written written; /* source, with precopy=1; @bits: of the longest block's pages */
+    uint64_t *bits;
+    bool precopies;       /* it began: the last of it is due in the pause */
     struct watch watch;   /* destination */
     bool listens;         /* destination: its QEMU waits for a migration, which is ours */
     int sock;             /* destination: to its QEMU; -1: none */
@@ -169,6 +173,12 @@ int attach_add_dest_region(struct attach *a, const struct outside_block *b, stru
 int attach_save(struct attach *a, struct ff_error *err); /* attach.h's (1) to (5), all but GO */
 void attach_save_back(struct attach *a); /* its threads go on: GO was not sent, or came to nothing */
 void attach_save_over(struct attach *a, int code); /* (8); after GO, whatever came of it */
+
+/* --- attach_precopy.c: nothing without precopy=1 --- */
+
+int attach_precopy(struct attach *a, struct ff_error *err);      /* while the guest runs */
+int attach_precopy_last(struct attach *a, struct ff_error *err); /* once its threads are held, before STATE */
+void attach_precopy_end(struct attach *a); /* nothing of it is left in the guest's QEMU */
 
 /* --- attach_load.c: the destination, before READY --- */
 

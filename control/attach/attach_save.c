@@ -19,8 +19,10 @@
 static int look_at_source(struct attach *a, struct ff_error *err)
 {
     char status[32];
-    int rc = attach_look(a, err);
+    int rc = ff_address_precopy(a->address) ? written_possible(err) : 0;
 
+    if (!rc)
+        rc = attach_look(a, err);
     if (!rc)
         rc = attach_qemu_status(a, status, &a->was_running, err);
     pthread_mutex_lock(&a->qmp_lock);
@@ -31,8 +33,6 @@ static int look_at_source(struct attach *a, struct ff_error *err)
         rc = attach_find_blocks(a, err);
     if (!rc)
         rc = attach_new_source(a, err);
-    if (!rc && ff_source_wants_precopy(a->source))
-        rc = ff_error_set(err, ENOTSUP, "precopy=1: not by attaching yet: leave it out");
     return rc ? rc : attach_check(a, err);
 }
 
@@ -167,7 +167,8 @@ static int stop_and_save(struct attach *a, struct ff_error *err)
         return rc;
     a->state_bytes = a->stream.len;
     attach_event(a, "package", json_pack("{s:I}", "bytes", (json_int_t)a->stream.len));
-    return send_stream(a, err);
+    rc = attach_precopy_last(a, err);
+    return rc ? rc : send_stream(a, err);
 }
 
 int attach_save(struct attach *a, struct ff_error *err)
@@ -185,6 +186,8 @@ int attach_save(struct attach *a, struct ff_error *err)
     if (!rc)
         attach_event(a, "connected", json_pack("{s:s}", "link", ff_source_link(a->source)));
     if (!rc)
+        rc = attach_precopy(a, err);
+    if (!rc)
         rc = stop_and_save(a, err);
     if (!rc)
         rc = ff_source_wait_ready(a->source, err);
@@ -200,6 +203,7 @@ void attach_save_back(struct attach *a)
     if (a->hold)
         hold_end(a->hold, 0);
     a->hold = NULL;
+    attach_precopy_end(a);
     atomic_store(&a->is_held, false);
 }
 

@@ -7,8 +7,11 @@
 #include "unit.h"
 
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 
 #include "bitmap.h"
@@ -367,6 +370,38 @@ static void test_has_ended(void **state)
     written_end(&w);
 }
 
+/* The kernel is as one before PAGEMAP_SCAN */
+static int ask_old_kernel(void)
+{
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ioctl, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[1])),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, PAGEMAP_SCAN, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOTTY),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog filter = {.len = FF_ARRAY_LEN(code), .filter = code};
+
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter))
+        return 3;
+    int rc = written_begin(&w, getppid(), 0, &block, 1, &err);
+    written_end(&w);
+    return rc == -ENOTSUP && strstr(err.text, "leave precopy=1 out") ? 0 : 1;
+}
+
+static void test_old_kernel(void **state)
+{
+    int status;
+
+    (void)state;
+    pid_t pid = fork();
+    if (!pid)
+        _exit(ask_old_kernel());
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -381,6 +416,7 @@ int main(void)
         cmocka_unit_test(test_mapped_anew),
         cmocka_unit_test(test_watched_already),
         cmocka_unit_test(test_has_ended),
+        cmocka_unit_test(test_old_kernel),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
