@@ -65,9 +65,7 @@ static struct held *find_held(struct hold *h, pid_t tid)
     return NULL;
 }
 
-/* A thread that has just ended, or one of the kernel's own, which does what the others have told it to: io_uring's,
- * vhost's. By proc_pid_stat(5) */
-static bool is_none_of_its_own(pid_t pid, pid_t tid)
+char hold_thread_state(pid_t pid, pid_t tid, bool *is_kernels)
 {
     FF_AUTO_FREE char *path = xprintf("/proc/%d/task/%d/stat", (int)pid, (int)tid);
     char line[512] = "", state = 'X';
@@ -78,7 +76,17 @@ static bool is_none_of_its_own(pid_t pid, pid_t tid)
         sscanf(strrchr(line, ')') + 1, " %c %*d %*d %*d %*d %*d %u", &state, &flags);
     if (f)
         fclose(f);
-    return state == 'X' || state == 'Z' || flags & (PF_IO_WORKER | PF_USER_WORKER);
+    *is_kernels = flags & (PF_IO_WORKER | PF_USER_WORKER);
+    return state;
+}
+
+/* A thread that has just ended, or one of the kernel's own */
+static bool is_none_of_its_own(pid_t pid, pid_t tid)
+{
+    bool is_kernels;
+    char state = hold_thread_state(pid, tid, &is_kernels);
+
+    return state == 'X' || state == 'Z' || is_kernels;
 }
 
 static int seize_one(struct hold *h, pid_t tid)

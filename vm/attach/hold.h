@@ -5,6 +5,7 @@
 #ifndef FF_VM_ATTACH_HOLD_H
 #define FF_VM_ATTACH_HOLD_H
 
+#include <stdbool.h>
 #include <sys/types.h>
 
 #include "error.h"
@@ -29,5 +30,9 @@ int hold_bind(struct hold *h, struct ff_error *err);
 /* It goes on, with @signal: 0; SIGSTOP: it stands still until SIGCONT; SIGKILL: it is ended. Nothing is sent to one that
  * has ended */
 void hold_end(struct hold *h, int signal);
+
+/* Of a thread, as proc_pid_stat(5) has it; 'X': it has ended. @is_kernels: it is the kernel's own, and does what the others
+ * have told it to: io_uring's, vhost's */
+char hold_thread_state(pid_t pid, pid_t tid, bool *is_kernels);
 
 #endif
