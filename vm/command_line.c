@@ -270,6 +270,21 @@ void command_line_name_disk(struct strv *argv, const char *exe)
     *argv = out;
 }
 
+void command_line_drop_loader(struct strv *argv, const char *exe)
+{
+    size_t program = 1;
+
+    while (program < argv->n && *argv->v[program] == '-') {
+        const char *option = argv->v[program] + 1;
+
+        program += takes_argument(option + (*option == '-')) ? 2 : 1;
+    }
+    if (!is_loader(exe) || program >= argv->n)
+        return;
+    for (; program; program--)
+        strv_drop(argv, 1);
+}
+
 char *command_line_relative(char *const *argv)
 {
     for (argv += *argv != NULL; *argv; argv++) {

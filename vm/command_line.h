@@ -53,6 +53,9 @@ int command_line_rewrite(char *const *parent, const struct vm_spec *s, struct st
  * that runs; if that is the dynamic loader, the first word without an option is QEMU */
 void command_line_name_disk(struct strv *argv, const char *exe);
 
+/* Where that is the dynamic loader: its own options, and QEMU's name. What is left is for another QEMU (--qemu) */
+void command_line_drop_loader(struct strv *argv, const char *exe);
+
 /* The option that names a file by a name relative to QEMU's folder, as "-kernel Image", to be freed;
  * NULL: none does, and another QEMU can run in another folder */
 char *command_line_relative(char *const *argv);

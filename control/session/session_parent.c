@@ -175,8 +175,12 @@ static bool folder_is_there(pid_t pid, const char *folder)
 /* One that is gone, or cannot be read, matters if an option names a file in it */
 static int find_folder(struct session *s, struct ff_error *why)
 {
+    FF_AUTO_FREE char *own = s->o.qemu ? read_link(s->parent_pid, "exe") : NULL;
+
     s->parent_cwd = read_link(s->parent_pid, "cwd");
-    command_line_name_disk(&s->parent_argv, s->parent_exe);
+    command_line_name_disk(&s->parent_argv, own ? own : s->parent_exe);
+    if (own)
+        command_line_drop_loader(&s->parent_argv, own);
     config_file_expand(&s->parent_argv, s->parent_cwd, process_age_s(s->parent_pid));
     FF_AUTO_FREE char *relative = command_line_relative(s->parent_argv.v);
     s->anywhere = !relative;

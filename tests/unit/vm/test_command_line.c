@@ -429,6 +429,35 @@ static void test_disk_without_option(void **state)
     }
 }
 
+static void test_drop_loader(void **state)
+{
+    static const char *const cases[][2] = {
+        {"/l/ld-linux-x86-64.so.2 --argv0 q --library-path /l /b/qemu -m 64 a.img",
+         "/l/ld-linux-x86-64.so.2 -m 64 a.img"},
+        {"/l/ld.so /b/qemu", "/l/ld.so"},
+        {"/l/ld.so --library-path /l", "/l/ld.so --library-path /l"},
+        {"/b/qemu -m 64 a.img", "/b/qemu -m 64 a.img"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < FF_ARRAY_LEN(cases); i++) {
+        FF_AUTO_FREE char *words = xstrdup(cases[i][0]), *out = xstrdup("");
+        struct strv argv = {0};
+        char *rest;
+
+        for (char *w = strtok_r(words, " ", &rest); w; w = strtok_r(NULL, " ", &rest))
+            strv_add(&argv, "%s", w);
+        command_line_drop_loader(&argv, argv.v[0]);
+        for (size_t k = 0; k < argv.n; k++) {
+            char *more = xprintf("%s%s%s", out, k ? " " : "", argv.v[k]);
+            free(out);
+            out = more;
+        }
+        assert_string_equal(out, cases[i][1]);
+        strv_free(&argv);
+    }
+}
+
 static void test_relative(void **state)
 {
     static const struct {
@@ -531,4 +560,4 @@ UNIT_MAIN(cmocka_unit_test(test_same), cmocka_unit_test(test_dropped),
           cmocka_unit_test(test_memory), cmocka_unit_test(test_net),
           cmocka_unit_test(test_queues), cmocka_unit_test(test_disks),
           cmocka_unit_test(test_again), cmocka_unit_test(test_refused), cmocka_unit_test(test_move),
-          cmocka_unit_test(test_policies), cmocka_unit_test(test_relative), cmocka_unit_test(test_disk_without_option), cmocka_unit_test(test_programs))
+          cmocka_unit_test(test_policies), cmocka_unit_test(test_relative), cmocka_unit_test(test_drop_loader), cmocka_unit_test(test_disk_without_option), cmocka_unit_test(test_programs))
