@@ -50,6 +50,7 @@ struct attach {
     pthread_mutex_t qmp_lock; /* one command at a time */
     pid_t pid;
     bool was_running;           /* the guest at the source, before */
+    unsigned page_bits;         /* source: of its guest's pages */
     struct outside_block *all;  /* every RAM block */
     struct outside_block *main; /* those that the engine has */
     unsigned n_all, n_main;

@@ -11,6 +11,7 @@
 #include "autojson.h"
 #include "device_state.h"
 #include "failpoint.h"
+#include "guest_page.h"
 #include "incoming_stream.h"
 #include "movable.h"
 
@@ -28,6 +29,8 @@ static int look_at_source(struct attach *a, struct ff_error *err)
     pthread_mutex_lock(&a->qmp_lock);
     if (!rc)
         rc = movable_check(a->q, err);
+    if (!rc)
+        rc = guest_page_bits(a->q, &a->page_bits, err);
     pthread_mutex_unlock(&a->qmp_lock);
     if (!rc)
         rc = attach_find_blocks(a, err);
@@ -48,7 +51,7 @@ static int begin_stream(struct attach *a, struct ff_error *err)
     if (len <= end || strcmp(machine + len - end, MACHINE_END))
         return ff_error_set(err, EPROTO, "QEMU: its machine has the type '%s' (want NAME-machine)", machine);
     machine[len - end] = '\0';
-    return incoming_stream_begin(&a->stream, machine, INCOMING_PAGE_BITS, a->incoming, a->n_all, err);
+    return incoming_stream_begin(&a->stream, machine, a->page_bits, a->incoming, a->n_all, err);
 }
 
 static int read_small(struct attach *a, struct ff_error *err)
@@ -160,7 +163,7 @@ static int stop_and_save(struct attach *a, struct ff_error *err)
     if (!rc)
         rc = read_small(a, err);
     if (!rc)
-        rc = incoming_stream_end(&a->stream, INCOMING_PAGE_BITS, a->incoming, a->n_all, state, len, err);
+        rc = incoming_stream_end(&a->stream, a->page_bits, a->incoming, a->n_all, state, len, err);
     if (!rc)
         rc = attach_check(a, err);
     if (rc)

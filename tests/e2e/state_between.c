@@ -20,6 +20,7 @@
 
 #include "autojson.h"
 #include "device_state.h"
+#include "guest_page.h"
 #include "incoming_stream.h"
 #include "movable.h"
 #include "outside.h"
@@ -127,7 +128,7 @@ static void move(struct qmp *src, struct qmp *dst, const char *path, unsigned wa
     FF_AUTO_FREE struct outside_block *b = NULL;
     struct incoming_block to[INCOMING_BLOCKS_MAX];
     struct incoming_stream s = {0};
-    unsigned n;
+    unsigned n, page_bits;
 
     if (outside_list(src, &b, &n, &err) || n > INCOMING_BLOCKS_MAX ||
         outside_place(src, qmp_pid(src), b, n, &err))
@@ -135,6 +136,8 @@ static void move(struct qmp *src, struct qmp *dst, const char *path, unsigned wa
     if (qmp_command(src, "qom-get", json_pack("{ss ss}", "path", "/machine", "property", "type"),
                     &type, &err))
         die("machine");
+    if (guest_page_bits(src, &page_bits, &err))
+        die("pages");
     FF_AUTO_FREE char *machine = xstrdup(json_string_value(type));
     char *end = strstr(machine, TYPE_END);
     if (!end)
@@ -143,8 +146,8 @@ static void move(struct qmp *src, struct qmp *dst, const char *path, unsigned wa
     for (unsigned i = 0; i < n; i++)
         to[i] =
             (struct incoming_block){b[i].name, b[i].len_bytes, read_block(qmp_pid(src), &b[i])};
-    if (incoming_stream_begin(&s, machine, INCOMING_PAGE_BITS, to, n, &err) ||
-        incoming_stream_end(&s, INCOMING_PAGE_BITS, to, n, state, len, &err))
+    if (incoming_stream_begin(&s, machine, page_bits, to, n, &err) ||
+        incoming_stream_end(&s, page_bits, to, n, state, len, &err))
         die("write");
     if (qmp_command(dst, "migrate-incoming",
                     json_pack("{so}", "uri", json_sprintf("unix:%s", path)), NULL, &err))

@@ -52,8 +52,6 @@
 #define RAM_VERSION 4
 #define NAME_MAX_BYTES 255         /* a length is one byte */
 #define RAM_MAX_BYTES (1ull << 46) /* what x86-64 addresses with a shadow of it */
-#define PAGE_BITS_MIN 10           /* RAM_SAVE_FLAG_* are below */
-#define PAGE_BITS_MAX 16
 #define FOOTER_LEN 5
 
 /* The first byte of a section */
@@ -174,9 +172,9 @@ static int check_blocks(unsigned page_bits, const struct incoming_block *b, unsi
 {
     int rc = 0;
 
-    if (page_bits < PAGE_BITS_MIN || page_bits > PAGE_BITS_MAX)
+    if (page_bits < INCOMING_PAGE_BITS_MIN || page_bits > INCOMING_PAGE_BITS_MAX)
         return ff_error_set(err, EINVAL, "stream: write pages: of %u bits (permitted %u..%u)",
-                            page_bits, PAGE_BITS_MIN, PAGE_BITS_MAX);
+                            page_bits, INCOMING_PAGE_BITS_MIN, INCOMING_PAGE_BITS_MAX);
     if (!n || n > INCOMING_BLOCKS_MAX)
         return ff_error_set(err, EINVAL, "stream: write blocks: %u (permitted 1..%u)", n,
                             INCOMING_BLOCKS_MAX);

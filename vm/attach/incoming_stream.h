@@ -11,7 +11,8 @@
 #include "error.h"
 
 #define INCOMING_BLOCKS_MAX 512 /* ten times what a guest with all its slots filled has */
-#define INCOMING_PAGE_BITS 12   /* x86's, and that of most others */
+#define INCOMING_PAGE_BITS_MIN 10 /* RAM_SAVE_FLAG_* are below */
+#define INCOMING_PAGE_BITS_MAX 16
 
 struct incoming_block {   /* a RAMBlock */
     const char *name;     /* idstr; borrowed */
@@ -27,7 +28,7 @@ struct incoming_stream { /* {0}: empty; @data to be freed. A call that fails lea
 /**
  * incoming_stream_begin() - write what may be sent while the guest runs: machine and blocks
  * @machine:   of the source, as -machine names it without an alias: "pc-i440fx-7.2"
- * @page_bits: of the guest's pages; a QEMU whose pages have another size refuses the stream
+ * @page_bits: of the guest's pages, as guest_page.h has it; a QEMU whose pages have another size refuses the stream
  *
  * Return: 0; -EINVAL: a value out of bounds, or two blocks of one name
  */
