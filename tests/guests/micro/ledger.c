@@ -190,12 +190,11 @@ static inline bool look(struct seen *seen, volatile uint64_t *p, uint32_t i, uin
 static uint64_t first_access(struct cpu *cpu, volatile uint64_t *p, uint64_t *ticks)
 {
     enum first how = machine.opt.first;
-    uint64_t start, stop, word = 0;
+    uint64_t start, stop, word;
 
     if (how == FIRST_WRITE || (how == FIRST_MIX && (cpu->rng >> 40 & 1))) {
         start = rdtsc();
-        /* a write that changes nothing, and loads the word */
-        __asm__ volatile("lock xaddq %0, %1" : "+r"(word), "+m"(*p) : : "memory");
+        word = load_by_write(p);
         stop = rdtsc();
     } else {
         start = rdtsc();

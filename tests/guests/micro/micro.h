@@ -129,12 +129,16 @@ struct machine {
 extern struct machine machine;
 extern struct cpu *cpus; /* [ncpu] */
 
-/* platform.c */
+/* platform.c, platform_arm64.c */
 void platform_init(void);
 void platform_start_cpus(void);
 void platform_print(const char *text, size_t len_bytes);
 _Noreturn void platform_halt(void);
-void *platform_take(uint64_t len_bytes);
+
+/* ram.c */
+void ram_begin(uint64_t at);
+void *ram_take(uint64_t len_bytes);
+void ram_divide(void (*note)(const struct segment *s, uint64_t end));
 
 /* ledger.c */
 bool ledger_initial(uint64_t page);
@@ -155,6 +159,26 @@ _Noreturn void report_error(const char *what, const char *detail);
 uint64_t ticks_to_ns(uint64_t ticks);
 uint64_t uptime_ms(uint64_t now);
 
+#ifdef __aarch64__
+static inline uint64_t rdtsc(void)
+{
+    uint64_t count;
+
+    __asm__ volatile("isb; mrs %0, cntvct_el0; isb" : "=r"(count) : : "memory");
+    return count;
+}
+
+static inline void pause_cpu(void)
+{
+    __asm__ volatile("yield" : : : "memory");
+}
+
+/* A write that changes nothing, and loads the word */
+static inline uint64_t load_by_write(volatile uint64_t *p)
+{
+    return __atomic_fetch_add(p, 0, __ATOMIC_SEQ_CST);
+}
+#else
 static inline uint64_t rdtsc(void)
 {
     uint32_t lo, hi;
@@ -168,6 +192,16 @@ static inline void pause_cpu(void)
 {
     __asm__ volatile("pause" : : : "memory");
 }
+
+/* A write that changes nothing, and loads the word */
+static inline uint64_t load_by_write(volatile uint64_t *p)
+{
+    uint64_t word = 0;
+
+    __asm__ volatile("lock xaddq %0, %1" : "+r"(word), "+m"(*p) : : "memory");
+    return word;
+}
+#endif
 
 static inline uint64_t page_gpa(uint64_t page)
 {

@@ -62,7 +62,6 @@ void micro_panic(const struct frame *frame, uint64_t cr2);
 void *memcpy(void *to, const void *from, size_t len);
 void *memset(void *to, int byte, size_t len);
 
-static uint64_t free_at; /* everything below is taken */
 static uint64_t ram_end;
 
 /* The compiler may call these two. */
@@ -166,18 +165,6 @@ static void init_exceptions(void)
     }
 }
 
-/**
- * platform_take() - zeroed memory, whole pages, for ever
- */
-void *platform_take(uint64_t len_bytes)
-{
-    void *p = (void *)(uintptr_t)free_at;
-
-    free_at = (free_at + len_bytes + PAGE_BYTES - 1) & ~(uint64_t)(PAGE_BYTES - 1);
-    memset(p, 0, len_bytes);
-    return p;
-}
-
 /* Identity map of the GiB around @gpa; a no-op when it is mapped. Not-present entries are never
  * cached, so no flush. */
 static void map_gib(uint64_t gpa)
@@ -188,7 +175,7 @@ static void map_gib(uint64_t gpa)
     if (pdpt[gib]) {
         return;
     }
-    pd = platform_take(PAGE_BYTES);
+    pd = ram_take(PAGE_BYTES);
     for (uint64_t i = 0; i < 512; i++) {
         pd[i] = (gib * GIB + (i << 21)) | LARGE_USER_RW;
         if (gib * GIB + (i << 21) == (APIC_ICR & ~0x1fffffull)) {
@@ -225,7 +212,7 @@ static void read_memory_map(const struct mb_info *info)
 }
 
 /* Everything that the loader left lies below 1 MiB or right behind the image: copy it before
- * the first platform_take(). */
+ * the first ram_take(). */
 static void read_boot_info(void)
 {
     const struct mb_info *info = (const struct mb_info *)(uintptr_t)boot_info;
@@ -350,33 +337,6 @@ static void note_firmware(const struct segment *s, uint64_t end)
     }
 }
 
-/* Lay out the ledger and the pages in what is free above the image. */
-static void divide_memory(void)
-{
-    uint32_t kept = 0;
-
-    machine.ledger = platform_take(machine.ram_bytes / PAGE_BYTES * sizeof(uint32_t));
-    for (uint32_t i = 0; i < machine.nsegments; i++) {
-        struct segment s = machine.segments[i];
-        uint64_t end = s.gpa + s.pages * PAGE_BYTES;
-
-        if (s.gpa < free_at) {
-            s.gpa = free_at;
-        }
-        if (end <= s.gpa) {
-            continue;
-        }
-        s.pages = (end - s.gpa) / PAGE_BYTES * machine.opt.fill_percent / 100;
-        s.first = machine.pages;
-        if (s.pages) {
-            machine.segments[kept++] = s;
-            machine.pages += s.pages;
-            note_firmware(&s, end);
-        }
-    }
-    machine.nsegments = kept;
-}
-
 void platform_init(void)
 {
     init_exceptions();
@@ -417,7 +377,7 @@ void platform_start_cpus(void)
 {
     uint64_t limit;
 
-    free_at = ((uintptr_t)image_end + PAGE_BYTES - 1) & ~(uint64_t)(PAGE_BYTES - 1);
+    ram_begin((uintptr_t)image_end);
     for (uint64_t gpa = 0; gpa < ram_end; gpa += GIB) {
         map_gib(gpa);
     }
@@ -428,13 +388,10 @@ void platform_start_cpus(void)
     if (machine.ncpu > MAX_CPUS) {
         report_error("more CPUs than this guest knows", "use -smp 16 or less");
     }
-    cpus = platform_take(machine.ncpu * sizeof(*cpus));
+    cpus = ram_take(machine.ncpu * sizeof(*cpus));
     report_init();
-    ap_stacks = (uint32_t)(uintptr_t)platform_take(machine.ncpu * STACK_BYTES);
-    divide_memory();
-    if (machine.pages < machine.ncpu) {
-        report_error("no free RAM for pages", "use more -m or more fill=");
-    }
+    ap_stacks = (uint32_t)(uintptr_t)ram_take(machine.ncpu * STACK_BYTES);
+    ram_divide(note_firmware);
     if (machine.ncpu == 1) {
         return;
     }

@@ -284,7 +284,7 @@ void report_init(void)
 {
     for (uint32_t i = 0; i < machine.ncpu; i++) {
         lines[i].room = LINE_BYTES;
-        lines[i].text = platform_take(LINE_BYTES);
+        lines[i].text = ram_take(LINE_BYTES);
     }
 }
 
