@@ -270,7 +270,7 @@ check-versions: all $(QEMU_PROGRAMS) $(E2E_PROGRAMS) $(E2E_FILES) clone-plan
 
 # Debian's other QEMUs, unpatched
 check-stock: all $(E2E_PROGRAMS) $(E2E_FILES) $(E2E_FULL_FILES)
-	@$(RUN_ENV) tests/run "tests/e2e/attach_guests.py --others:900"
+	@$(RUN_ENV) tests/run 'tests/e2e/attach_guests.py --others:600'
 
 # Firmware, an agent inside, a TPM; a whole Debian
 check-guests: all debian-guest $(E2E_PROGRAMS) $(E2E_FILES)

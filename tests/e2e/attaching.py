@@ -2,9 +2,11 @@
 #
 # attaching.py - a QEMU of Debian's, and the processes that farfork move starts beside it and there
 import os
+import signal
 
 import common
 import farfork_move
+from common import Failed
 from forked import processes_of
 from stocks import Stock
 
@@ -14,7 +16,8 @@ class Parent(Stock):
 
     def __init__(self, t, accel, memory, devices=(), **more):
         self.second = os.path.join(t.work, 'parent.second')
-        super().__init__(t, 'parent', accel, memory, load=common.LOAD,
+        more.setdefault('load', common.LOAD)
+        super().__init__(t, 'parent', accel, memory,
                          extra=('-qmp', f'unix:{self.second},server=on,wait=off', *devices), **more)
 
 
@@ -54,3 +57,9 @@ def logged(move, event, host='h1'):
         return False
     with open(log, encoding='utf-8') as f:
         return f': {event}' in f.read()
+
+
+def check_left_here(parent):
+    """Its QEMU was ended by who held it."""
+    if parent.proc.wait(20) != -signal.SIGKILL:
+        raise Failed(f'{parent.name}: the QEMU here was not ended: exit code {parent.proc.returncode}')

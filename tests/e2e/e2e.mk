@@ -83,6 +83,7 @@ E2E_TESTS := \
     tests/e2e/stock.py:140 \
     tests/e2e/attach_move.py:250 \
     tests/e2e/attach_options.py:180 \
+    tests/e2e/attach_guests.py:200 \
     tests/e2e/libvirt_move.py:100 \
     tests/e2e/libvirt_attach.py:220 \
     tests/e2e/libvirt_fork.py:$(if $(filter 1,$(FARFORK_FULL)),600,220) \
@@ -108,7 +109,7 @@ E2E_OF_QEMU := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,move_micro busy
 E2E_SUITE := $(shell . /etc/os-release && echo $$VERSION_CODENAME)
 E2E_SSHD := $(FARFORK_CACHE)/sshd-$(E2E_SUITE)
 E2E_FILES := $(addprefix $(BUILD)/tests/e2e/,sshd stock-qemu stock-libvirt node-exporter host-tools \
-    guest-tools slurm)
+    guest-tools slurm) $(BUILD)/tests/e2e/.stock-qemu-arm $(BUILD)/guests/micro-arm64.elf
 
 $(E2E_SSHD)/ready: | $(DEPS_ALL)
 	for p in openssh-server openssh-client libwrap0; do \
@@ -169,21 +170,31 @@ $(BUILD)/tests/e2e/slurm: $(E2E_SLURM)/ready
 	ln -sfn '$(E2E_SLURM)' '$@'
 
 # Unpatched QEMUs of Debian's for attach_*.py: 7.2, 10.0 and the newest, each with all that it
-# needs down to libc, 40 MB to download; run by qemu-system-x86_64 at its root's top
+# needs down to libc, 40 MB to download; run by qemu-system-x86_64 at its root's top. In the same roots, 9 MB
+# more, qemu-system-aarch64
 E2E_STOCK_bookworm := stock-qemu
 E2E_STOCK_trixie := stock-qemu-trixie
 E2E_STOCK_sid := stock-qemu-sid
-E2E_FULL_FILES := $(addprefix $(BUILD)/tests/e2e/,$(E2E_STOCK_trixie) $(E2E_STOCK_sid))
+E2E_FULL_FILES := $(addprefix $(BUILD)/tests/e2e/,$(E2E_STOCK_trixie) $(E2E_STOCK_sid) \
+    .$(E2E_STOCK_trixie)-arm .$(E2E_STOCK_sid)-arm)
 
 $(FARFORK_CACHE)/stock-qemu-%/qemu-system-x86_64: tests/e2e/stock-qemu | $(DEPS_ALL)
 	test -e '$(@D)/complete' || scripts/debian-archive tree '$*' qemu-system-x86 '$(@D)'
 	touch '$(@D)/complete'
 	cp '$<' '$@'
 
+$(FARFORK_CACHE)/stock-qemu-%/qemu-system-aarch64: tests/e2e/stock-qemu $(FARFORK_CACHE)/stock-qemu-%/qemu-system-x86_64
+	test -e '$(@D)/usr/bin/qemu-system-aarch64' || scripts/debian-archive binary '$*' qemu-system-arm '$(@D)'
+	cp '$<' '$@'
+
 define E2E_STOCK_RULE
 $(BUILD)/tests/e2e/$(E2E_STOCK_$1): $(FARFORK_CACHE)/stock-qemu-$1/qemu-system-x86_64
 	@mkdir -p $$(@D)
 	ln -sfn '$$(<D)' '$$@'
+
+$(BUILD)/tests/e2e/.$(E2E_STOCK_$1)-arm: $(FARFORK_CACHE)/stock-qemu-$1/qemu-system-aarch64
+	@mkdir -p $$(@D)
+	touch '$$@'
 endef
 $(foreach s,bookworm trixie sid,$(eval $(call E2E_STOCK_RULE,$s)))
 

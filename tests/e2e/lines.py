@@ -20,8 +20,9 @@ import sys
 import common
 import lineplace
 import report
+from attaching import Move, check_left_here
 from common import Failed, check_ledger, say, status, wait_for
-from farfork_move import Move, check_here, check_left_here, there
+from farfork_move import there
 from forked import (Child, Clone, Parent, check_nothing_left, hosts_of_their_own, kill, snapshot)
 from lineplace import Console, Here, Line
 from qemu import GuestError
@@ -104,7 +105,7 @@ def serial_of(folder, number):
 def move_line(t, parent, host):
     with Move(t, parent, *vouched(parent), host=host, launcher=LAUNCHER) as m:
         m.end(0, 'there')
-        check_left_here(t, parent, m)
+        check_left_here(parent)
         for note in m.result.get('notes', []):
             say(f'      {note}')
         if parent.here.micro:

@@ -11,8 +11,9 @@ import sys
 
 import common
 import sandbox
+from attaching import Move
 from common import Failed, Micro, Skip, check_ledger, check_move
-from farfork_move import Move, there
+from farfork_move import there
 from forked import (ELSEWHERE, Child, Clone, Parent, check_nothing_left, check_result, kill,
                     snapshot)
 

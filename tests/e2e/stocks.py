@@ -2,6 +2,7 @@
 #
 # stocks.py - unpatched QEMUs of Debian's, downloaded and unpacked: e2e.mk, stock-qemu
 import os
+import subprocess
 
 import common
 from common import Micro
@@ -17,10 +18,15 @@ OTHER_BACKENDS = {'file': ('file', 'share=on,mem-path={path}'),
                   'private hugetlb': ('memfd', 'share=off,hugetlb=on,hugetlbsize=2M')}
 
 
-def qemu_of(stock):
+def qemu_of(stock, processor='x86_64'):
     """The program; /proc/PID/exe of it is another."""
     return os.path.join(os.path.realpath(os.path.join(common.BUILD, 'tests', 'e2e', stock)),
-                        'qemu-system-x86_64')
+                        'qemu-system-' + processor)
+
+
+def version(stock):
+    said = subprocess.run([qemu_of(stock), '--version'], capture_output=True, text=True, check=True)
+    return said.stdout.split()[3]
 
 
 def modules_of(stock):
