@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 /* "file disk vda /var/lib/libvirt/images/web.qcow2": of virsh domblklist --details */
-static const char *image_of(const char *line)
+static const char *image_named(const char *line)
 {
     int at = 0;
 
@@ -31,7 +31,7 @@ void attach_owners_note(struct attach_domain *d, char *listed)
     char *rest;
 
     for (char *line = strtok_r(listed, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
-        const char *path = image_of(line);
+        const char *path = image_named(line);
         struct stat st;
 
         if (!path || stat(path, &st) || !S_ISREG(st.st_mode))
