@@ -5,14 +5,14 @@
 /**
  * DOC: Theory of Operation
  *
- * Purpose      the pager of a proxy beside a QEMU. That process, the owner, has opened and registered
+ * Purpose      the pager of a process beside a QEMU. That process, the owner, has opened and registered
  *              the userfaultfd, and keeps it. We have a duplicate of its descriptor, and install
  *              through it: COPY and ZEROPAGE work on the memory of whom it belongs to.
  *
  * Picture      owner's thread touches a page
  *                |  event: whoever reads it first
  *                +--> fault thread ------------------------> as any other fault
- *                +--> owner's own thread --> its proxy --> ff_elsewhere_ask() --> ring
+ *                +--> owner's own thread --> its helper --> ff_elsewhere_ask() --> ring
  *                                                           fault thread takes it: the same
  *
  * Threads      ask(): any; serve(), other(): the fault thread; adopt(), end(): who starts and stops
