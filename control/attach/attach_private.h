@@ -91,6 +91,7 @@ struct attach {
     char reason[400];
     json_int_t listens_at;   /* a port; 0: not yet */
     char not_started[32];    /* source: somebody knows that the destination never ran the guest */
+    bool hears_not_started;  /* ... and it may still be said */
     bool is_over, said_last; /* the status is the last one; a client has heard it */
     bool cont_done, cont_waits; /* waits: of the main thread, which has given up */
     int watch_rc; /* destination: what ended its watch; known once that thread has been joined */

@@ -7,6 +7,9 @@
 #include <stdio.h>
 
 #include "attach_domain.h"
+#include "thread.h"
+
+#define NOT_STARTED_S 60 /* farfork move waits for the end of the QEMU there, and asks lists */
 
 static int serve_there(struct attach *a, struct ff_error *err)
 {
@@ -17,12 +20,21 @@ static int serve_there(struct attach *a, struct ff_error *err)
     return rc ? rc : ff_source_wait_done(a->source, err);
 }
 
-static bool is_not_started(struct attach *a)
+/* No link comes any more: @rc. Who looks after the QEMU there may see only now that it has ended, and that nothing ran in
+ * it. A destination that refuses has been told otherwise */
+static int await_not_started(struct attach *a, int rc, struct ff_error *err)
 {
+    uint64_t end = ff_now_ns() + NOT_STARTED_S * 1000000000ull;
+    bool may_come = a->monitor && rc != -EREMOTEIO && !ff_source_runs_there(a->source);
+
+    ff_source_pause(a->source); /* a destination that waits for GO is not to wait for it any longer */
     pthread_mutex_lock(&a->lock);
+    while (may_come && a->stage == ATTACH_GONE && !*a->not_started && !ff_cond_wait_until(&a->changed, &a->lock, end))
+        ;
+    a->hears_not_started = false;
     bool is = *a->not_started;
     pthread_mutex_unlock(&a->lock);
-    return is;
+    return is ? ff_source_not_started(a->source, a->not_started, err) : rc;
 }
 
 /* 0: the destination has everything; -ETIME: it never ran the guest */
@@ -35,6 +47,7 @@ static int give_away(struct attach *a, struct ff_error *err)
         return rc;
     pthread_mutex_lock(&a->lock);
     a->stage = ATTACH_GONE; /* whatever has failed meanwhile */
+    a->hears_not_started = true;
     pthread_mutex_unlock(&a->lock);
     attach_event(a, "go", NULL);
     if (!rc)
@@ -42,14 +55,14 @@ static int give_away(struct attach *a, struct ff_error *err)
     while (rc) {
         attach_say_why(a, "paused", err);
         if (!a->reconnect_ms)
-            return rc == -ETIME ? -EIO : rc; /* an adapter's: only a resume knows better */
+            return await_not_started(a, rc == -ETIME ? -EIO : rc, err); /* an adapter's: only a resume knows better */
         rc = ff_source_resume(a->source, NULL, (int)a->reconnect_ms, &why);
-        if (rc == -EINTR && is_not_started(a))
-            rc = ff_source_not_started(a->source, a->not_started, &why);
-        if (rc) {
+        if (rc)
             *err = why;
+        if (rc == -ETIME)
             return rc;
-        }
+        if (rc)
+            return await_not_started(a, rc, err);
         attach_event(a, "resumed", NULL);
         rc = serve_there(a, err);
     }

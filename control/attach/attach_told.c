@@ -146,13 +146,14 @@ static int own_command(struct attach *a, const char *execute, const json_t *argu
         return 0;
     }
     if (a->is_source && !strcmp(execute, "x-rdma-postcopy-not-started")) {
-        if (a->stage != ATTACH_GONE || strcmp(a->status, "postcopy-paused"))
-            return ff_error_set(why, EINVAL, "the link is not broken, or the guest runs there");
+        if (!a->hears_not_started || a->stage != ATTACH_GONE || strcmp(a->status, "postcopy-paused"))
+            return ff_error_set(why, EINVAL, "the link is not broken, or the guest runs there, or it is too late");
         int rc = ff_source_check_mark(a->source, text_of(arguments, "mark"), why);
         if (rc)
             return rc;
         snprintf(a->not_started, sizeof(a->not_started), "%s", text_of(arguments, "mark"));
         ff_source_interrupt(a->source);
+        pthread_cond_broadcast(&a->changed);
         return 0;
     }
     if (!strcmp(execute, "object-add"))

@@ -80,6 +80,7 @@ struct move {
     bool runs_there;       /* the destination has told the source so */
     bool handed;           /* move_hand_over() was tried then */
     uint64_t told_ms;      /* when the source was told that nothing ran there; 0: it was not */
+    bool told;             /* ... and it took that */
     bool end_there;        /* the QEMU there is of no use to anybody */
     uint64_t look_ms;      /* when to look again what the lists there say */
     uint64_t until_ms;     /* when the source stops looking for another link; 0: it has one */

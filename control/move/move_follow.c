@@ -39,6 +39,7 @@
 #define POLL_MS 50
 #define QUERY_LIMIT_MS 10000
 #define REAP_LIMIT_MS 2000
+#define END_THERE_MS 10000 /* of a QEMU there that waits for a link for as long as we do */
 
 static bool is(const char *status, const char *a)
 {
@@ -157,7 +158,7 @@ static void ask_until_clear(struct move *m, const char *why_here)
     }
     bool is_held = m->via == VIA_ATTACH && process_look(m->s.parent_pid, m->s.parent_start) != PROCESS_GONE;
     /* nobody looks for its file */
-    m->end_there = k->never_ran && (session_has_parent_ended(&m->s) || m->told_ms);
+    m->end_there = k->never_ran && (session_has_parent_ended(&m->s) || m->told);
     if (k->shut_down)
         end_shut_down(m);
     else if (k->end_unclear && h->state != HOST_FAILED)
@@ -275,6 +276,7 @@ static void tell_never_ran(struct move *m)
                          "mark", move_child(m)->mark), NULL, &why);
 
     m->told_ms = ff_now_ms();
+    m->told = !rc;
     if (rc)
         session_note(&m->s, "the QEMU here was told that nothing ran there: %s", why.text);
 }
@@ -286,7 +288,7 @@ static bool may_resume(struct move *m)
     bool left = m->s.interrupted && !m->visit;
 
     if (!m->until_ms)
-        m->until_ms = ff_now_ms() + session_reconnect_ms(&m->s);
+        m->until_ms = ff_now_ms() + session_reconnect_ms(&m->s) + (m->via == VIA_ATTACH ? END_THERE_MS : 0);
     move_look(m, left || ff_now_ms() >= m->until_ms);
     if (move_child(m)->never_ran) {
         if (!m->told_ms)
@@ -330,6 +332,8 @@ static bool is_decided(struct move *m, const json_t *info)
     if (!is(m->status, "postcopy-paused")) {
         m->until_ms = m->lost_ms = m->taking_ms = 0; /* of the pause that is over */
         m->refused = false;
+        if (!m->told) /* it was not paused yet, perhaps */
+            m->told_ms = 0;
         return false;
     }
     if (m->taking_ms && move_take_back_failed(m, info)) {

@@ -13,6 +13,7 @@ from attaching import Move, Parent, folder_there, logged, side_here, side_there
 from common import Failed, check_ledger, status, wait_for
 from farfork_move import There, check_here, listed, pid_there, say_phases, there
 from forked import SLOW
+from stocks import OLDEST, qemu_of
 
 BALLOON = ('-device', 'virtio-balloon-pci')
 # Root without the capability of its QEMU to look into others, so not into that QEMU
@@ -46,11 +47,11 @@ def moves(t, guest, name):
             say_phases(m)
 
 
-def stays(t, accel, faults, text):
+def stays(t, accel, faults, text, *options):
     """What fails before GO, or makes it come to nothing, leaves the guest running here."""
     with Parent(t, accel, 'anon') as a:
         a.start_load()
-        with Move(t, a, faults=faults) as m:
+        with Move(t, a, *options, faults=faults) as m:
             m.end(1, 'here', text)
             check_here(m, a)
 
@@ -205,10 +206,10 @@ def side_there_dies(t, accel, kills, code, state, text):
 def wrapped(t, accel):
     """With --qemu the program that started the QEMU there may end, and that QEMU does not: the end of the one tells
     the source nothing of the other."""
-    pid, program = os.path.join(t.work, 'wrapped.pid'), os.path.join(t.work, 'ld.so')
+    pid, program = os.path.join(t.work, 'wrapped.pid'), os.path.join(t.work, 'wrapper')
     with Parent(t, accel, 'anon') as a:
         common.write_file(program, '#!/bin/sh\nsetsid sh -c \'echo $$ > "$0"; exec "$@"\' ' +
-                          f'{pid} {os.readlink(f"/proc/{a.proc.pid}/exe")} "$@" &\nwait\n')
+                          f'{pid} {qemu_of(OLDEST)} "$@" &\nwait\n')
         os.chmod(program, 0o700)
         a.start_load()
         with Move(t, a, '--qemu', program, '--options', 'reconnect=2', faults='dest.go=kill') as m:
@@ -229,6 +230,8 @@ def run(t):
             ('the state is not saved', lambda: stays(t, accel, 'attach.state=fail@1', 'injected')),
             ('the destination fails', lambda: stays(t, accel, 'dest.ready=fail@1', 'the peer ended it: destination: ready: injected')),
             ('GO is lost', lambda: stays(t, accel, 'source.gone=fail@1', 'never got GO')),
+            ('GO is lost, and nobody connects again', lambda: stays(t, accel, 'source.gone=fail@1', 'never ran the guest',
+                                                                    '--options', 'reconnect=0')),
             ('who attaches here is killed', lambda: killed(t, accel, False)),
             ('who attaches here to a paused guest is killed', lambda: killed(t, accel, True)),
             ('who attaches here is killed with GO', lambda: killed_with_go(t, accel)),
