@@ -24,6 +24,12 @@
 #include "cleanup.h"
 #include "error.h"
 
+#ifdef __SANITIZE_THREAD__
+#define UNDER_TSAN 1
+#else
+#define UNDER_TSAN 0
+#endif
+
 /* The error is filled with this code, and its text has each of the words given, in any place */
 #define assert_error(err, want, ...)                                                        \
     do {                                                                                    \

@@ -116,7 +116,7 @@ static void pass_on(unsigned c, enum way way)
 
     if (n < 0 && errno == EAGAIN)
         return;
-    if (n > 0 && c == w.conn && way == w.way)
+    if (n > 0 && atomic_load(&w.harm) != NONE && c == w.conn && way == w.way) /* where it is said before what */
         harm = (enum harm)atomic_exchange(&w.harm, NONE);
     if (n <= 0 || harm == CUT) {
         shutdown(dest, SHUT_RDWR);
