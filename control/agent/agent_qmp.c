@@ -139,13 +139,23 @@ static bool is_unused(const char *until_go)
     return mark && !*mark;
 }
 
+/* The child whose file of until-go says whether a source has come to @vm: a side makes that of the QEMU that it serves */
+static struct agent_vm *served_by(struct agent_vms *k, struct agent_vm *vm)
+{
+    for (size_t i = 0; vm->is_side && i < k->n; i++)
+        if (!k->v[i].is_side && k->v[i].state != AGENT_VM_ENDED)
+            return &k->v[i];
+    return vm;
+}
+
 /* Nothing changes between the last look and its end: it is stopped. An answer that this agent, or its
- * QEMU, has let lie says nothing any more */
+ * QEMU, has let lie says nothing any more; nor does a side whose file is not known here, since a switch takes it
+ * longer than an answer */
 static void end_unused(struct agent_vms *k, const struct agent_ask *a, int rc)
 {
     const json_t *info = rc ? NULL : json_object_get(qmp_job_answer(a->job, 0), "return");
     const char *status = json_string_value(json_object_get(info, "status"));
-    struct agent_vm *vm = agent_vms_find(k, a->child);
+    struct agent_vm *vm = agent_vms_find(k, a->child), *of = vm ? served_by(k, vm) : NULL;
 
     if (!info)
         k->ask_unused_again = true;
@@ -156,12 +166,13 @@ static void end_unused(struct agent_vms *k, const struct agent_ask *a, int rc)
     else if (!stop_vm(vm) || qmp_job_age_ms(a->job) > FRESH_MS) {
         let_vm_run(vm);
         ask_vm(k, vm, "query-migrate", NULL, LIMIT_MS, NULL);
-    } else if (vm->until_go && !is_unused(vm->until_go)) {
+    } else if ((of->until_go || vm->is_side) && !is_unused(of->until_go)) {
         let_vm_run(vm); /* its source has come, or a guest runs there */
     } else {
-        free(vm->until_go); /* no source waits to know */
-        vm->until_go = NULL;
+        free(of->until_go); /* no source waits to know */
+        of->until_go = NULL;
         agent_vm_kill(vm);
+        agent_vm_kill(of);
     }
 }
 
