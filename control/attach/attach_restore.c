@@ -39,7 +39,8 @@
 #define MAGIC_LEN 8u
 #define END_LIMIT_MS 30000 /* libvirt's own clean-up; it waits so long for a lock */
 #define WRITE_LIMIT_MS 10000
-#define RESUME_LIMIT_MS (24 * 3600 * 1000) /* as of `cont`: it may wait for pages */
+#define RESUME_LIMIT_MS 60000             /* a libvirtd that is started anew is there after a few seconds */
+#define RESUME_WAITS_MS (24 * 3600 * 1000) /* as of `cont`: it may wait for pages */
 #define RESUME_TURN_MS 200
 
 /* --- libvirt restores --- */
@@ -345,7 +346,7 @@ void attach_restore_let_go(struct attach *a)
 
 int attach_restore_run(struct attach *a, struct ff_error *err)
 {
-    uint64_t end = ff_now_ms() + RESUME_LIMIT_MS;
+    const uint64_t begin = ff_now_ms();
     struct ff_error ignored;
     bool runs = false, said = false;
     char status[32];
@@ -355,7 +356,8 @@ int attach_restore_run(struct attach *a, struct ff_error *err)
     strv_add(&w, "resume");
     strv_add(&w, "--domain");
     strv_add(&w, "%s", a->o->domain);
-    while ((rc = virsh_run(&w, NULL, err)) && ff_now_ms() < end && !attach_domain_has_ended(a)) {
+    while ((rc = virsh_run(&w, NULL, err)) && !attach_domain_has_ended(a) &&
+           ff_now_ms() - begin < (rc == -ETIMEDOUT ? RESUME_WAITS_MS : RESUME_LIMIT_MS)) {
         if (!attach_qemu_status(a, status, &runs, &ignored) && runs) {
             rc = 0; /* somebody else did so, or this virsh before libvirtd had ended */
             break;

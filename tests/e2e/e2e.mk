@@ -85,7 +85,7 @@ E2E_TESTS := \
     tests/e2e/attach_options.py:180 \
     tests/e2e/attach_guests.py:200 \
     tests/e2e/libvirt_move.py:100 \
-    tests/e2e/libvirt_attach.py:220 \
+    tests/e2e/libvirt_attach.py:320 \
     tests/e2e/libvirt_fork.py:$(if $(filter 1,$(FARFORK_FULL)),600,220) \
     tests/e2e/metrics.py:100
 

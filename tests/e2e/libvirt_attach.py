@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""libvirt_attach.py - farfork move --domain: Debian's libvirt restores a domain, whose memory follows; limit: 200 s
+"""libvirt_attach.py - farfork move --domain: Debian's libvirt restores a domain, whose memory follows; limit: 300 s
 
 Before GO whatever fails leaves the domain running at the source, and it can be moved again.
 After GO a link that breaks is made again.
@@ -364,4 +364,4 @@ def run(t):
 
 
 if __name__ == '__main__':
-    common.main(run, 200, needs)
+    common.main(run, 300, needs)
