@@ -137,6 +137,7 @@ int attach_open(struct attach *a, const struct attach_options *o, bool is_source
                          .side = is_source ? "source" : "destination",
                          .begin_ns = ff_now_ns(),
                          .watch = {.fd = -1, .there = -1, .by = -1},
+                         .leash = {.pidfd = -1, .kept = -1, .given = -1},
                          .written = {.fd = -1, .pagemap = -1},
                          .status = "none",
                          .sock = -1,
@@ -193,6 +194,7 @@ void attach_close(struct attach *a)
     for (unsigned i = 0; a->small && i < a->n_all; i++)
         free(a->small[i]);
     watch_leave(&a->watch);
+    leash_end(&a->leash);
     written_end(&a->written);
     free(a->bits);
     free(a->maps);

@@ -5,6 +5,8 @@
 #include <errno.h>
 
 #include "attach_domain.h"
+#include "attach_private.h"
+#include "farfork-return.h"
 #include "thread.h"
 
 #define CONT_LIMIT_MS (24 * 3600 * 1000) /* it may wait for pages, and they for a link */
@@ -27,6 +29,14 @@ static void *run_cont(void *opaque)
     return NULL;
 }
 
+/* With fallback=go the guest stands still meanwhile, and the source may take it back, whenever that is; whoever interrupts
+ * has said that the source is dead, or that its QEMU here has ended */
+static bool waits_on(struct attach *a, int rc)
+{
+    return ff_dest_has_fallback(a->dest) && (rc == -EINTR || rc == -ETIMEDOUT) && !attach_check(a, NULL) &&
+           !attach_qemu_has_ended(a);
+}
+
 static int next_link(struct attach *a, struct ff_error *err)
 {
     struct ff_error why = {0};
@@ -40,7 +50,9 @@ static int next_link(struct attach *a, struct ff_error *err)
     pthread_mutex_lock(&a->lock);
     a->broke = false;
     pthread_mutex_unlock(&a->lock);
-    rc = ff_dest_recover(a->dest, (int)a->reconnect_ms, &why);
+    do
+        rc = ff_dest_recover(a->dest, (int)a->reconnect_ms, &why);
+    while (waits_on(a, rc));
     if (rc)
         *err = why;
     else
@@ -60,30 +72,43 @@ static void on_link_broken(void *opaque, const char *reason)
     pthread_mutex_unlock(&a->lock);
 }
 
-static int run_guest(struct attach *a, struct ff_error *err)
+/* Under lock, which is open meanwhile: one of the things for which run_guest() waits */
+static int start_guest(struct attach *a, bool *started, struct ff_error *err)
 {
-    bool beside = !ff_thread_start(&a->cont_thread, run_cont, a, "attach-cont", err);
     int rc = 0;
 
-    if (!beside)
-        run_cont(a);
-    ff_dest_on_break(a->dest, on_link_broken, a);
-    pthread_mutex_lock(&a->lock);
-    while (!rc && !a->cont_done) {
-        if (!a->broke) {
-            pthread_cond_wait(&a->changed, &a->lock);
-            continue;
-        }
+    if (!*started && !a->no_lease) {
+        *started = true;
+        a->has_cont = !ff_thread_start(&a->cont_thread, run_cont, a, "attach-cont", err);
+        pthread_mutex_unlock(&a->lock);
+        if (!a->has_cont)
+            run_cont(a);
+        pthread_mutex_lock(&a->lock);
+    } else if (!a->broke) {
+        pthread_cond_wait(&a->changed, &a->lock);
+    } else {
         pthread_mutex_unlock(&a->lock);
         ff_error_set(err, EPIPE, "the link broke while the guest was started");
         rc = next_link(a, err);
         pthread_mutex_lock(&a->lock);
     }
+    return rc;
+}
+
+static int run_guest(struct attach *a, struct ff_error *err)
+{
+    bool started = false;
+    int rc = 0;
+
+    ff_dest_on_break(a->dest, on_link_broken, a);
+    pthread_mutex_lock(&a->lock);
+    while (!rc && !a->cont_done)
+        rc = start_guest(a, &started, err);
     bool done = a->cont_done;
     pthread_mutex_unlock(&a->lock);
     a->cont_waits = !done;
     ff_dest_on_break(a->dest, NULL, NULL);
-    if (done && beside)
+    if (done && a->has_cont)
         pthread_join(a->cont_thread, NULL);
     if (!rc && a->cont_rc)
         rc = ff_error_set(err, a->cont_why.code, "%s", a->cont_why.text);
@@ -168,6 +193,13 @@ static int follow_dest(struct attach *a)
     struct ff_error refused = {0};
     rc = fetch_all(a, &refused, &why);
     bool all = !rc;
+    if (rc == -EKEYREVOKED) { /* and it has stopped here, for good */
+        attach_say_why(a, "failed", &why);
+        leash_kill(&a->leash);
+        return ATTACH_EXIT_HERE;
+    }
+    if (all)
+        attach_lease_end(a);
     if (rc) {
         if (attach_qemu_has_ended(a)) {
             ff_error_set(&why, ESRCH, "its QEMU here has ended, and the guest with it");
@@ -204,8 +236,8 @@ int attach_dest_run(const struct attach_options *o)
         attach_summary(&a, code);
     attach_last_word(&a, code);
     attach_monitor_end(&a);
-    if (code == ATTACH_EXIT_TROUBLE)
-        return code; /* the guest runs here: nothing may be freed that it waits for */
+    if (code == ATTACH_EXIT_TROUBLE || a.cont_waits)
+        return code; /* the guest runs here: nothing may be freed that it waits for; or a thread uses the monitor still */
     attach_close(&a);
     return code;
 }

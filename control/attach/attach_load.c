@@ -59,6 +59,7 @@ static int open_dest(struct attach *a, struct ff_error *err)
     if (a->domain)
         ff_dest_on_table(d, attach_restore_find, a);
     ff_dest_on_discard(d, on_discard, a);
+    attach_lease_offer(a);
     for (unsigned i = 0; !rc && i < a->n_main; i++)
         rc = attach_add_dest_region(a, &a->main[i], err);
     if (!rc)
@@ -170,6 +171,8 @@ int attach_load(struct attach *a, struct ff_error *err)
         rc = watch_memory(a, err);
     if (!rc) /* its WATCHING lets the source stop its guest */
         rc = ff_dest_start(a->dest, err);
+    if (!rc)
+        rc = attach_lease_bind(a, err);
     if (!rc)
         rc = adopt_watch(a, err);
     if (!rc)

@@ -15,6 +15,7 @@
 #include "farfork-elsewhere.h"
 #include "hold.h"
 #include "incoming_stream.h"
+#include "leash.h"
 #include "outside.h"
 #include "qmp.h"
 #include "watcher.h"
@@ -66,6 +67,8 @@ struct attach {
     uint64_t *bits;
     bool precopies;       /* it began: the last of it is due in the pause */
     struct watch watch;   /* destination */
+    struct leash leash;   /* destination, with fallback=go */
+    bool lease_ran;       /* ... the lease's thread's: the guest is to go on when there is one again */
     bool listens;         /* destination: its QEMU waits for a migration, which is ours */
     int sock;             /* destination: to its QEMU; -1: none */
     /* the engine; the other is NULL */
@@ -76,7 +79,7 @@ struct attach {
     size_t state_bytes;
     int stop_fd; /* readable: QMP's waits end */
     pthread_t signal_thread, input_thread, cont_thread, finish_thread;
-    bool has_signals, has_input, has_finish;
+    bool has_signals, has_input, has_finish, has_cont;
     /* under @lock */
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -90,6 +93,11 @@ struct attach {
     const char *status; /* as query-migrate has it */
     char reason[400];
     json_int_t listens_at;   /* a port; 0: not yet */
+    bool no_lease;           /* destination, with fallback=go: nothing may run */
+    char sent_to[300];       /* source: the address without its options */
+    bool was_taken_back;     /* source: the guest was, and the destination is to hear so */
+    bool takes_back;         /* source: somebody has said that the destination is lost */
+    const char *take_back;   /* what has become of that, as query-migrate has it; NULL: nothing was said since the link broke */
     char not_started[32];    /* source: somebody knows that the destination never ran the guest */
     bool hears_not_started;  /* ... and it may still be said */
     bool is_over, said_last; /* the status is the last one; a client has heard it */
@@ -181,6 +189,12 @@ void attach_save_over(struct attach *a, int code); /* (8); after GO, whatever ca
 int attach_precopy(struct attach *a, struct ff_error *err);      /* while the guest runs */
 int attach_precopy_last(struct attach *a, struct ff_error *err); /* once its threads are held, before STATE */
 void attach_precopy_end(struct attach *a); /* nothing of it is left in the guest's QEMU */
+
+/* --- attach_lease.c: the destination, with fallback=go --- */
+
+void attach_lease_offer(struct attach *a); /* before anybody comes */
+int attach_lease_bind(struct attach *a, struct ff_error *err); /* before READY; -ENOTSUP: a disk is no overlay */
+void attach_lease_end(struct attach *a); /* the source has let go for good */
 
 /* --- attach_load.c: the destination, before READY --- */
 

@@ -37,7 +37,75 @@ static int await_not_started(struct attach *a, int rc, struct ff_error *err)
     return is ? ff_source_not_started(a->source, a->not_started, err) : rc;
 }
 
-/* 0: the destination has everything; -ETIME: it never ran the guest */
+/* What somebody has said of the destination since the link broke */
+enum lost { NOTHING, NEVER_RAN, TAKE_BACK };
+
+static enum lost said_of_dest(struct attach *a)
+{
+    pthread_mutex_lock(&a->lock);
+    enum lost is = *a->not_started ? NEVER_RAN : a->takes_back ? TAKE_BACK : NOTHING;
+    pthread_mutex_unlock(&a->lock);
+    return is;
+}
+
+static int take_back(struct attach *a, struct ff_error *err)
+{
+    int rc = ff_source_take_back(a->source, err);
+
+    if (rc == -EINTR) /* said again */
+        return rc;
+    if (rc)
+        attach_say_why(a, "not-taken-back", err);
+    pthread_mutex_lock(&a->lock);
+    a->takes_back = false;
+    a->take_back = !rc ? NULL : rc == -EPERM ? "fence-failed" : rc == -EBUSY ? "given-up" : "failed";
+    pthread_mutex_unlock(&a->lock);
+    return rc ? rc : -EKEYREVOKED;
+}
+
+/* Somebody may say so yet, whenever that is: until then the guest is held here */
+static void await_word(struct attach *a)
+{
+    pthread_mutex_lock(&a->lock);
+    while (!*a->not_started && !a->takes_back)
+        pthread_cond_wait(&a->changed, &a->lock);
+    pthread_mutex_unlock(&a->lock);
+}
+
+/* With fallback=go: as ff_source_resume(), for as long as it takes; or -EKEYREVOKED: the guest was taken back */
+static int find_link(struct attach *a, struct ff_error *err)
+{
+    bool fenced = false;
+
+    for (;;) {
+        enum lost is = said_of_dest(a);
+
+        if (is == NEVER_RAN)
+            return ff_error_set(err, EINTR, "told that the destination never ran the guest");
+        int rc = is == TAKE_BACK ? take_back(a, err)
+                 : fenced        ? -EPERM
+                                 : ff_source_resume(a->source, NULL, (int)a->reconnect_ms, err);
+        fenced |= is == TAKE_BACK && rc == -EPERM; /* nobody connects any more once the fence was tried */
+        if (rc == -EINTR && said_of_dest(a) != NOTHING)
+            continue;
+        if (!rc || rc == -ETIME || rc == -EKEYREVOKED || rc == -ESRCH || rc == -ECANCELED)
+            return rc;
+        if (is != TAKE_BACK || fenced)
+            attach_say_why(a, "paused", err);
+        if ((is != TAKE_BACK && rc != -ETIMEDOUT) || fenced) /* else it may be found yet */
+            await_word(a);
+    }
+}
+
+static void forget_take_back(struct attach *a)
+{
+    pthread_mutex_lock(&a->lock);
+    a->takes_back = false;
+    a->take_back = NULL;
+    pthread_mutex_unlock(&a->lock);
+}
+
+/* 0: the destination has everything; -ETIME: it never ran the guest; -EKEYREVOKED: it was taken back */
 static int give_away(struct attach *a, struct ff_error *err)
 {
     struct ff_error why = {0};
@@ -56,13 +124,15 @@ static int give_away(struct attach *a, struct ff_error *err)
         attach_say_why(a, "paused", err);
         if (!a->reconnect_ms)
             return await_not_started(a, rc == -ETIME ? -EIO : rc, err); /* an adapter's: only a resume knows better */
-        rc = ff_source_resume(a->source, NULL, (int)a->reconnect_ms, &why);
+        rc = ff_address_fallback(a->address) ? find_link(a, &why)
+                                             : ff_source_resume(a->source, NULL, (int)a->reconnect_ms, &why);
         if (rc)
             *err = why;
-        if (rc == -ETIME)
+        if (rc == -ETIME || rc == -EKEYREVOKED)
             return rc;
         if (rc)
             return await_not_started(a, rc, err);
+        forget_take_back(a);
         attach_event(a, "resumed", NULL);
         rc = serve_there(a, err);
     }
@@ -85,7 +155,7 @@ static int say_back(struct attach *a, int rc, const struct ff_error *why)
     return rc ? ATTACH_EXIT_TROUBLE : ATTACH_EXIT_HERE;
 }
 
-/* GO was not sent, or came to nothing there */
+/* GO was not sent, or came to nothing there; or the guest was taken back */
 static int stay_here(struct attach *a, const struct ff_error *why)
 {
     struct ff_error back = {0};
@@ -97,6 +167,21 @@ static int stay_here(struct attach *a, const struct ff_error *why)
         return ATTACH_EXIT_HERE;
     int rc = a->domain ? attach_domain_take_back(a, &back) : attach_qemu_take_back(a, &back);
     return say_back(a, rc, &back);
+}
+
+/* Switches learn that it is here again */
+static int stay_taken_back(struct attach *a)
+{
+    struct ff_error why = {0};
+
+    ff_error_set(&why, EKEYREVOKED, "the guest was taken back from %s, as it was when it was handed over; what the world has "
+                 "seen of it since is forgotten", *a->sent_to ? a->sent_to : a->o->address);
+    int code = stay_here(a, &why);
+    if (code == ATTACH_EXIT_HERE && a->was_running)
+        attach_qmp(a, "announce-self", json_pack("{s:i,s:i,s:i,s:i}", "initial", 50, "max", 550, "rounds", 5, "step", 100),
+                   NULL, NULL);
+    a->was_taken_back = true;
+    return code;
 }
 
 static int follow_source(struct attach *a)
@@ -113,6 +198,8 @@ static int follow_source(struct attach *a)
     rc = give_away(a, &why);
     if (rc == -ETIME)
         return stay_here(a, &why);
+    if (rc == -EKEYREVOKED)
+        return stay_taken_back(a);
     if (rc) {
         attach_say_why(a, "lost", &why);
         return ATTACH_EXIT_TROUBLE;
@@ -141,6 +228,11 @@ int attach_source_run(const struct attach_options *o)
         attach_summary(&a, code);
     attach_last_word(&a, code);
     attach_monitor_end(&a);
+    if (a.was_taken_back) { /* one try, for which nobody waits: its QEMU has others to answer */
+        qmp_free(a.q);
+        a.q = NULL;
+        ff_source_tell_taken_back(a.source, NULL);
+    }
     attach_close(&a);
     return code;
 }

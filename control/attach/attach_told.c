@@ -25,6 +25,7 @@
 
 #include "attach_domain.h"
 #include "autojson.h"
+#include "farfork-return.h"
 #include "monitor.h"
 #include "qmp_secret.h"
 #include "secret.h"
@@ -73,6 +74,8 @@ static json_t *query_migrate(struct attach *a)
 {
     json_t *o = json_pack("{ss so}", "status", a->status, "x-rdma-postcopy", attach_numbers(a));
 
+    if (a->take_back)
+        json_object_set_new(json_object_get(o, "x-rdma-postcopy"), "take-back", json_string(a->take_back));
     if (*a->reason)
         json_object_set_new(o, "error-desc", json_string(a->reason));
     if (a->run_ns > a->pause_ns && a->pause_ns)
@@ -112,6 +115,7 @@ static int take_uri(struct attach *a, const json_t *arguments, struct ff_error *
         return rc;
     }
     a->address = address;
+    snprintf(a->sent_to, sizeof(a->sent_to), "%.*s", (int)strcspn(text, ","), text);
     a->status = "setup";
     pthread_cond_broadcast(&a->changed);
     return 0;
@@ -138,6 +142,39 @@ static int take_key_object(struct attach *a, const json_t *arguments, const char
     return a->key ? 0 : ff_error_set(why, ENOMEM, "object-add: out of memory");
 }
 
+/* Under lock. The address guards against a command that was meant for another move */
+static int check_lost(const struct attach *a, const json_t *arguments, struct ff_error *why)
+{
+    const char *uri = text_of(arguments, "uri");
+
+    if (a->stage < ATTACH_GONE || strcmp(a->status, "postcopy-paused"))
+        return ff_error_set(why, EINVAL, "the link is not broken, or the guest was not let go of");
+    if (a->is_source ? !ff_address_fallback(a->address) : !ff_dest_has_fallback(a->dest))
+        return ff_error_set(why, EINVAL, "the guest was let go for good, without fallback=go");
+    if (a->is_source && (strncmp(uri, a->sent_to, strlen(a->sent_to)) || strcspn(uri, ",") != strlen(a->sent_to)))
+        return ff_error_set(why, EINVAL, "this guest was sent to %s, not to %s", a->sent_to, uri);
+    return 0;
+}
+
+/* Under lock. With fallback=go */
+static int lost_command(struct attach *a, const json_t *arguments, struct ff_error *why)
+{
+    int rc = check_lost(a, arguments, why);
+
+    if (rc)
+        return rc;
+    if (a->is_source) {
+        a->takes_back = true;
+        a->take_back = "waiting";
+        ff_source_interrupt(a->source);
+    } else {
+        ff_dest_release(a->dest);
+        ff_dest_interrupt(a->dest); /* with all memory here, that was all it waited for */
+    }
+    pthread_cond_broadcast(&a->changed);
+    return 0;
+}
+
 static int own_command(struct attach *a, const char *execute, const json_t *arguments,
                        const char *key, json_t **result, struct ff_error *why)
 {
@@ -156,6 +193,8 @@ static int own_command(struct attach *a, const char *execute, const json_t *argu
         pthread_cond_broadcast(&a->changed);
         return 0;
     }
+    if (!strcmp(execute, a->is_source ? "x-rdma-postcopy-take-back" : "x-rdma-postcopy-release"))
+        return lost_command(a, arguments, why);
     if (!strcmp(execute, "object-add"))
         return take_key_object(a, arguments, key, why);
     if (!strcmp(execute, "object-del")) {
@@ -221,8 +260,8 @@ int attach_take_address(struct attach *a, struct ff_error *err)
     if (rc)
         return rc;
     a->reconnect_ms = (unsigned)ff_address_reconnect_ms(a->address);
-    if (ff_address_fallback(a->address))
-        return ff_error_set(err, ENOTSUP, "fallback=go: not by attaching yet (want --via transport, and the patched QEMU on both hosts)");
+    if (a->o->domain && ff_address_fallback(a->address))
+        return ff_error_set(err, ENOTSUP, "fallback=go: not with a domain: libvirt has its QEMU there, and its disks");
     return 0;
 }
 

@@ -211,6 +211,7 @@ void move_fallback_keep(struct move *m);
 /* The source has no link: is the QEMU there lost? Then tell the source to take its guest back;
  * whether it does, or is about to. @info is query-migrate's after that: true: it failed */
 bool move_take_back(struct move *m);
+bool move_may_have_shut_down(struct move *m); /* its QEMU has ended as if it had, and nobody knows more */
 bool move_take_back_failed(struct move *m, const json_t *info);
 void move_end_not_taken_back(struct move *m, const json_t *info);
 void move_end_taking(struct move *m); /* by a signal: it goes on without this program */

@@ -41,9 +41,9 @@
 
 int move_attach_check(struct move *m, struct ff_error *why)
 {
-    if (m->back.go)
-        return ff_error_set(why, ENOTSUP, "--fallback go: not by attaching yet: give --via transport, which wants "
-                                          "Farfork's QEMU on both hosts");
+    if (m->back.hold)
+        return ff_error_set(why, ENOTSUP, "--output hold: not by attaching: what a guest sends can be held by Farfork's QEMU "
+                                          "alone: give --via transport, or leave it out");
     return outside_may(m->s.parent_pid, true, why);
 }
 
@@ -229,6 +229,9 @@ void move_attach_say_sides(struct move *m)
     else
         there = side_says(status_there, info_there);
     session_note(&m->s, "here: %s; there: %s", here, there);
+    if (m->back.go && m->outcome == MOVE_UNCLEAR && m->side_pid > 0)
+        session_note(&m->s, "the process beside the QEMU here (pid %d) answers x-rdma-postcopy-take-back, at %s", (int)m->side_pid,
+                     m->side_qmp);
 }
 
 void move_attach_drop(struct move *m)

@@ -155,6 +155,14 @@ void move_fallback_keep(struct move *m)
 
 /* --- taking back --- */
 
+/* A QEMU that is attached to does not write that down; but one that was lost does not end so */
+bool move_may_have_shut_down(struct move *m)
+{
+    const struct vm *k = move_child(m);
+
+    return m->via == VIA_ATTACH && k->state == VM_FAILED && k->ended_well;
+}
+
 /* Its agent has seen it end; or nobody has heard of its host for as long as a lease. Not one whose
  * guest never ran, or has ended, or may have */
 static bool is_lost_there(struct move *m)
@@ -168,7 +176,7 @@ static bool is_lost_there(struct move *m)
         move_look(m, true);
     if (move_host(m)->state != HOST_FAILED || k->never_ran || k->shut_down || k->end_unclear)
         m->lost_ms = 0;
-    if (k->never_ran || k->shut_down || k->end_unclear)
+    if (k->never_ran || k->shut_down || k->end_unclear || move_may_have_shut_down(m))
         return false;
     return m->lost_ms ? ff_now_ms() > m->lost_ms + m->back.lease_s * 1000ull
                       : k->state == VM_FAILED;

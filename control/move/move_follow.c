@@ -168,7 +168,7 @@ static void ask_until_clear(struct move *m, const char *why_here)
             m->back.go && !session_has_parent_ended(&m->s)
                 ? "x-rdma-postcopy-take-back at the QEMU here may get the guest back"
                 : "the guest is lost: start it again from its disks");
-    else if (m->visit && k->ended_well && !k->never_ran)
+    else if (((m->visit && k->ended_well) || (m->back.go && move_may_have_shut_down(m))) && !k->never_ran)
         move_end_with(m, MOVE_UNCLEAR,
             "its QEMU on %s was told to quit, or its guest shut itself down, and nobody wrote that down: it runs "
             "nowhere; look at its disks before you start it again; end the QEMU here, which no longer runs it",
@@ -298,7 +298,8 @@ static bool may_resume(struct move *m)
     if (move_host(m)->state != HOST_FAILED && move_child(m)->end_unclear)
         return false;
     return !left && ff_now_ms() < m->until_ms && !move_child(m)->shut_down &&
-           ((move_child(m)->state != VM_FAILED && !side_there_has_ended(m)) || move_host(m)->state == HOST_FAILED);
+           ((move_child(m)->state != VM_FAILED && (m->back.go || !side_there_has_ended(m))) || /* then that QEMU ends, too */
+            move_host(m)->state == HOST_FAILED);
 }
 
 /* true: it is decided */

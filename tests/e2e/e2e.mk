@@ -82,7 +82,7 @@ E2E_TESTS := \
     tests/e2e/vmclone_linux.py:420 \
     tests/e2e/stock.py:140 \
     tests/e2e/attach_move.py:250 \
-    tests/e2e/attach_options.py:180 \
+    tests/e2e/attach_options.py:240 \
     tests/e2e/attach_guests.py:200 \
     tests/e2e/libvirt_move.py:100 \
     tests/e2e/libvirt_attach.py:320 \

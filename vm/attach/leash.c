@@ -80,6 +80,11 @@ void leash_go(const struct leash *l)
     syscall(SYS_pidfd_send_signal, l->pidfd, SIGCONT, NULL, 0);
 }
 
+void leash_kill(const struct leash *l)
+{
+    syscall(SYS_pidfd_send_signal, l->pidfd, SIGKILL, NULL, 0);
+}
+
 void leash_end(struct leash *l)
 {
     if (l->given >= 0) /* of the file, which that process has, too */

@@ -36,7 +36,8 @@ int leash_begin(struct leash *l, pid_t pid, struct ff_error *err);
 
 /* SIGSTOP; returns once it stands still, or has ended: false. It waits without end */
 bool leash_stop(const struct leash *l);
-void leash_go(const struct leash *l); /* SIGCONT */
+void leash_go(const struct leash *l);   /* SIGCONT */
+void leash_kill(const struct leash *l); /* SIGKILL */
 
 /* The end of this process is of no matter to that one any more */
 void leash_end(struct leash *l);
