@@ -97,7 +97,7 @@ static int find_link(struct attach *a, struct ff_error *err)
     }
 }
 
-static void forget_take_back(struct attach *a)
+static void drop_take_back(struct attach *a)
 {
     pthread_mutex_lock(&a->lock);
     a->takes_back = false;
@@ -132,7 +132,7 @@ static int give_away(struct attach *a, struct ff_error *err)
             return rc;
         if (rc)
             return await_not_started(a, rc, err);
-        forget_take_back(a);
+        drop_take_back(a);
         attach_event(a, "resumed", NULL);
         rc = serve_there(a, err);
     }
