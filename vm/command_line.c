@@ -140,16 +140,6 @@ static int rewrite_pidfile(struct rewrite *r, const char *option, const char *va
     return 0;
 }
 
-/* In a folder memory is in a file without a name, each process has its own */
-static int rewrite_mem_path(struct rewrite *r, const char *option, const char *value)
-{
-    struct stat st;
-
-    if (r->s->incoming && !stat(value, &st) && S_ISDIR(st.st_mode))
-        rewrite_emit(r, option, value);
-    return 0;
-}
-
 #define HUGETLBFS 0x958458f6
 
 /* Memory of pages of this size; 0: ordinary ones */
@@ -158,6 +148,27 @@ static unsigned long huge_page(const char *path)
     struct statfs s;
 
     return path && !statfs(path, &s) && s.f_type == HUGETLBFS ? (unsigned long)s.f_bsize : 0;
+}
+
+/* In a folder memory is in a file without a name, each process has its own: what matters of it is the page. A private
+ * view of a file cannot be watched from outside */
+static int rewrite_mem_path(struct rewrite *r, const char *option, const char *value)
+{
+    struct stat st;
+
+    if (r->s->incoming && huge_page(value) && !stat(value, &st) && S_ISDIR(st.st_mode))
+        rewrite_emit(r, option, value);
+    return 0;
+}
+
+/* Private huge pages, which a move cannot fill: shared ones are the same to the guest, and a memfd's unless told
+ * otherwise */
+static bool is_private_huge(const struct rewrite *r, const char *type, const char *value)
+{
+    FF_AUTO_FREE char *huge = qemu_opts_get(value, "hugetlb"), *share = qemu_opts_get(value, "share");
+
+    return r->s->incoming && !strcmp(type, "memory-backend-memfd") && huge && qemu_opts_is(value, "hugetlb") && share &&
+           !qemu_opts_is(value, "share");
 }
 
 /* Guest memory is mapped from the agent's over whatever the child has, or comes from the parent:
@@ -185,7 +196,8 @@ static int rewrite_object(struct rewrite *r, const char *option, const char *val
         rewrite_emit(r, option, huge ? pages : ram);
     } else if (type && !strncmp(type, "memory-backend-", 15)) {
         FF_AUTO_FREE char *lazy = qemu_opts_drop(value, "prealloc");
-        rewrite_emit(r, option, lazy);
+        FF_AUTO_FREE char *shared = is_private_huge(r, type, value) ? qemu_opts_drop(lazy, "share") : NULL;
+        rewrite_emit(r, option, shared ? shared : lazy);
     } else {
         rewrite_emit(r, option, value);
     }

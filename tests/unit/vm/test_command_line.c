@@ -339,10 +339,16 @@ static void test_move(void **state)
                  "e1000,netdev=a");
     assert_int_equal(notes.n, 0);
     /* the socket that was connected to has its own in its place, others have not */
-    assert_moved("-qmp unix:/r/1.vm.qmp,server=on,wait=off -pidfile /r/1.p -mem-path /",
+    assert_moved("-qmp unix:/r/1.vm.qmp,server=on,wait=off -pidfile /r/1.p",
                  "-qmp", "unix:/run/vm.qmp,server=on,wait=off", "-qmp",
                  "unix:/run/other/vm.qmp,server=on", "-pidfile", "/run/p", "-daemonize", "-S",
                  "-incoming", "farfork-clone:/x", "-mem-path", "/", "-mem-path", "/dev/null");
+    assert_moved("-object memory-backend-memfd,id=m,size=1G,hugetlb=on -object "
+                 "{\"qom-type\":\"memory-backend-memfd\",\"id\":\"x\",\"size\":4096,\"hugetlb\":true} "
+                 "-object memory-backend-memfd,id=y,size=1G,share=off",
+                 "-object", "memory-backend-memfd,id=m,size=1G,hugetlb=on,share=off", "-object",
+                 "{\"qom-type\":\"memory-backend-memfd\",\"id\":\"x\",\"size\":4096,\"hugetlb\":true,\"share\":false}",
+                 "-object", "memory-backend-memfd,id=y,size=1G,share=off");
     assert_moved("-object memory-backend-ram,id=m,size=1G -chardev null,id=c",
                  "-object", "memory-backend-file,size=1G,id=m,mem-path=/x,share=on,prealloc=on",
                  "-chardev", "socket,id=c,path=/client");
