@@ -21,7 +21,7 @@ from common import PAGE, Failed, Linux, Skip, check_ledger, say, status, wait_fo
 from farfork_move import check_here, say_phases, there
 from forked import kill
 from refuse import pmem
-from stocks import KINDS, NEWEST, OLDEST, OTHERS, TRIXIE, qemu_of, version
+from stocks import KINDS, NEWEST, OLDEST, OTHERS, TRIXIE, Stock, qemu_of, version
 
 MIB = 64
 FEW = 'report_ms=400 sweep=1 wss=20'    # few pages are touched: what is in the others counts, too
@@ -119,6 +119,18 @@ def refused(t, memory, text, *devices):
             check_here(m, a)
 
 
+def private_huge(t):
+    """In a QEMU that somebody has started there: farfork move makes them shared."""
+    t.reserve_huge(2 * MIB)
+    second = f'{t.work}/there.second'
+    with Stock(t, 'there', t.best_accel(), 'private hugetlb', mem_mib=MIB, incoming=True,
+               extra=('-qmp', f'unix:{second},server=on,wait=off')) as b:
+        b.second = second
+        there_by = Side(t, b, 'destination', '127.0.0.1:0', '--connect', f'{second}.in')
+        if there_by.proc.wait(30) != 1 or 'private huge pages (want share=on' not in there_by.said():
+            raise Failed(f'{there_by.proc.returncode}: {there_by.said()}')
+
+
 def vhost_user(t):
     daemon = shutil.which('qemu-storage-daemon')
     if not daemon:
@@ -213,15 +225,46 @@ class Ended:
         """Nothing is left to do."""
 
 
-def by_hand(t, a, b):
+def begin_by_hand(t, a, b):
     dest = Side(t, b, 'destination', '127.0.0.1:0', '--connect', f'{b.second}.in')
-    port = wait_for('its port', 20, lambda: dest.event('listening') or (dest.proc.poll() is not None and {'port': 0}))['port']
-    source = Side(t, a, 'source', f'127.0.0.1:{port}')
+    wait_for('its port', 20, lambda: dest.event('listening') or dest.proc.poll() is not None)
+    if not dest.event('listening'):
+        raise Failed(dest.said())
+    return dest, Side(t, a, 'source', f'127.0.0.1:{dest.event("listening")["port"]}')
+
+
+def by_hand(t, a, b):
+    dest, source = begin_by_hand(t, a, b)
     source.end()
     dest.end()
     if a.process.wait(20) != -signal.SIGKILL:
         raise Failed(f'the QEMU here was not ended: {a.process.returncode}')
     return Ended()
+
+
+def does_not_load(t):
+    """The QEMU there lacks a device: the guest goes on here, which hears why, and its disk can be written."""
+    disk, second = f'{t.work}/disk', f'{t.work}/there.second'
+    with open(disk, 'wb') as f:
+        f.truncate(1 << 20)
+    has = ('-drive', f'file={disk},format=raw,if=none,id=d0', '-device', 'virtio-blk-pci,drive=d0,share-rw=on')
+    with parent(t, 'memfd', devices=(*has, '-device', 'virtio-balloon-pci')) as a, \
+            Stock(t, 'there', t.best_accel(), 'memfd', mem_mib=MIB, incoming=True,
+                  extra=('-qmp', f'unix:{second},server=on,wait=off', *has)) as b:
+        b.second = second
+        a.start_load()
+        dest, source = begin_by_hand(t, a, b)
+        if source.proc.wait(60) != 1 or dest.proc.wait(60) != 1:
+            raise Failed(f'{source.proc.returncode}, {dest.proc.returncode}: {source.said()}')
+        why = source.event('failed')['reason']
+        if 'has ended' not in why:          # QEMU 7.2 does, and its own last words are in its log
+            raise Failed(f'the source does not hear why: {why}')
+        say(f'      {why}')
+        said = common.hmp(a, 'qemu-io d0 "write -P 7 0 4k"')    # QEMU 7.2 says nothing of success
+        with open(disk, 'rb') as f:
+            if f.read(4096) != b'\7' * 4096:
+                raise Failed(f'its disk cannot be written: {said}')
+        check_ledger(a, sweeps=1)
 
 
 def linux(t, memory, stocks=(OLDEST, OLDEST, 'q35'), **more):
@@ -237,9 +280,11 @@ def linux(t, memory, stocks=(OLDEST, OLDEST, 'q35'), **more):
 def run(t):
     with t.case('aarch64, 4 CPUs'):
         arm(t, 'anon', smp=4)
-    for memory in ('hugetlb', 'file', 'private file'):
+    for memory in ('hugetlb', 'private hugetlb', 'file', 'private file'):
         with t.case(f'every byte of a paused guest, {memory}'):
             every_byte(t, memory)
+    with t.case('-mem-path, a folder'):
+        moves(t, 'anon', devices=('-mem-path', t.work))
     with t.case('q35, 4 CPUs, hugetlb'):
         moves(t, 'hugetlb', smp=4, machine='q35')
     with t.case('transparent huge pages'):
@@ -247,7 +292,7 @@ def run(t):
     with t.case('-sandbox'):
         moves(t, 'anon', devices=SANDBOX)
     for name, case in (
-            ('private huge pages', lambda: refused(t, 'private hugetlb', 'private huge pages (want share=on')),
+            ('private huge pages', lambda: private_huge(t)),
             ('virtio-pmem', lambda: refused(t, 'memfd', 'virtio-pmem', *pmem(t.work, 'parent'))),
             ('ivshmem', lambda: refused(
                 t, 'memfd', 'ivshmem', '-device', 'ivshmem-plain,memdev=shm', '-object',
@@ -255,6 +300,8 @@ def run(t):
             ('vhost-user', lambda: vhost_user(t))):
         with t.case('refused: ' + name):
             case()
+    with t.case('the state does not load there'):
+        does_not_load(t)
     with t.case('Linux, 4 CPUs, qcow2'):
         linux(t, 'memfd', smp=4, iothread=True, disk_format='qcow2')
 

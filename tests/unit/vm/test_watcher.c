@@ -179,6 +179,30 @@ static void test_watches(void **state)
     check_watcher_ends();
 }
 
+/* Who has no right to make one, and was passed no device: the error says what to do */
+static int ask_without_device(void)
+{
+    struct watch w;
+
+    return watcher_begin(&w, path, owner, -1, &block, 1, &err) == -EPERM && strstr(err.text, "/dev/userfaultfd") ? 0 : 1;
+}
+
+static void test_no_right(void **state)
+{
+    int fd = open("/proc/sys/vm/unprivileged_userfaultfd", O_RDONLY);
+    char permitted = '1';
+
+    (void)state;
+    if (geteuid() || fd < 0 || read(fd, &permitted, 1) != 1 || permitted != '0') {
+        print_message("      skipped: run it as root, with vm.unprivileged_userfaultfd=0\n");
+        skip();
+    }
+    close(fd);
+    watcher = start_watcher(getpid());
+    assert_int_equal(in_child(ask_without_device), 0);
+    check_watcher_ends();
+}
+
 /* A descriptor of something else: no ioctl(2) of that is called there */
 static int ask_by_other_device(void)
 {
@@ -265,6 +289,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_watches),
+        cmocka_unit_test(test_no_right),
         cmocka_unit_test(test_other_device),
         cmocka_unit_test(test_not_the_agents),
         cmocka_unit_test(test_no_descendant_asks),
