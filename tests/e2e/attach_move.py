@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""attach_move.py - farfork move, as it is by default: QEMUs without the transport, and no migration of their own; limit: 240 s
+"""attach_move.py - farfork move, as it is by default: QEMUs without the transport, and no migration of their own; limit: 420 s
 
 Debian's own QEMU 7.2, mostly. What goes wrong before GO leaves the guest running here, with its disks; after it no
 monitor makes it run here.
@@ -252,4 +252,4 @@ def run(t):
 
 
 if __name__ == '__main__':
-    common.main(run, limit_s=240)
+    common.main(run, limit_s=420)

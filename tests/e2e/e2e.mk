@@ -81,7 +81,7 @@ E2E_TESTS := \
     tests/e2e/lines.py:$(if $(filter 1,$(FARFORK_FULL)),920,140) \
     tests/e2e/vmclone_linux.py:420 \
     tests/e2e/stock.py:140 \
-    tests/e2e/attach_move.py:250 \
+    tests/e2e/attach_move.py:430 \
     tests/e2e/attach_options.py:240 \
     tests/e2e/attach_guests.py:200 \
     tests/e2e/libvirt_move.py:100 \
