@@ -25,13 +25,14 @@ static json_t *answer_to(const char *name, const json_t *arguments)
     return json_pack("{s{}}", "return");
 }
 
-static int carry(void *opaque, const char *line, char **answer, struct ff_error *why)
+static int carry(void *opaque, const char *line, int fd, char **answer, struct ff_error *why)
 {
     json_t *m = json_loads(line, 0, NULL);
     json_t *a = answer_to(json_string_value(json_object_get(m, "execute")), json_object_get(m, "arguments"));
 
     (void)opaque;
     (void)why;
+    (void)fd;
     *answer = json_dumps(a, 0);
     json_decref(a);
     json_decref(m);
