@@ -134,6 +134,7 @@ int attach_domain_take_back(struct attach *a, struct ff_error *err)
     int rc;
 
     while ((rc = attach_qemu_status(a, status, &running, err)) || (a->was_running && !running)) {
+        attach_owners_keep(a->domain); /* QEMU opens its images again */
         if (!rc)
             rc = virsh_domain(a, "resume", NULL, NULL, err);
         if (rc && (ff_now_ms() > end || attach_domain_has_ended(a)))

@@ -7,7 +7,8 @@
  *
  * Purpose      libvirt gives an image to the user of its QEMU, and back to root when it ends that QEMU. Of a migration
  *              of its own it knows that the other host's QEMU has the image now. Of ours it does not, and a server
- *              of files (NFS) refuses what the QEMU there writes from then on. Where the file system keeps
+ *              of files (NFS) refuses what the QEMU there writes from then on; a QEMU that is given its guest back opens
+ *              its images again, and may not. Where the file system keeps
  *              trusted attributes libvirt counts who uses the image, and all is well without this.
  * Limits       Files alone: a device node is each host's own. Between libvirt's doing and ours pass some milliseconds.
  */

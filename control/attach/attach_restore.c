@@ -330,6 +330,7 @@ void attach_restore_drop(struct attach *a)
     else if (d->qemu_fd >= 0)
         syscall(SYS_pidfd_send_signal, d->qemu_fd, SIGKILL, NULL, 0);
     a->hold = NULL;
+    attach_domain_unlink(d); /* libvirtd would wait for ever where it opened it without a writer */
     ff_close_fd(&d->both);
     ff_close_fd(&d->fifo_fd);
     if (d->restore.pid)
