@@ -194,7 +194,8 @@ def side_there_dies(t, accel, kills, code, state, text):
     """Before the guest may run it goes on here; later its QEMU there says `completed`, and has not all of its memory."""
     with Parent(t, accel, 'anon') as a:
         a.start_load()
-        with Move(t, a, faults=kills or SLOW) as m:
+        # who serves its memory here waits for another link, in its own folder
+        with Move(t, a, faults=kills or SLOW, name='m' if kills else 'broken') as m:
             if not kills:
                 wait_for('the guest there', 20, lambda: m.proc.poll() is None and logged(m, 'running'))
                 os.kill(side_there(m), signal.SIGKILL)
@@ -212,7 +213,7 @@ def wrapped(t, accel):
                           f'{pid} {qemu_of(OLDEST)} "$@" &\nwait\n')
         os.chmod(program, 0o700)
         a.start_load()
-        with Move(t, a, '--qemu', program, '--options', 'reconnect=2', faults='dest.go=kill') as m:
+        with Move(t, a, '--qemu', program, '--options', 'reconnect=2', faults='dest.go=kill', name='wrapped') as m:
             m.end(3, 'unclear', 'may never have run')
             with open(pid, encoding='ascii') as f:
                 os.kill(int(f.read()), signal.SIGKILL)
