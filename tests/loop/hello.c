@@ -67,8 +67,8 @@ static void other_versions(struct move *m, enum stage stage)
 {
     if (stage != S_CONNECT)
         return;
-    one_version(m, 10, 10, "version 10..10 (this side speaks 9)");
-    one_version(m, 10, 65535, "version 10..65535");
+    one_version(m, 11, 11, "version 11..11 (this side speaks 10)");
+    one_version(m, 11, 65535, "version 11..65535");
     one_version(m, 0, 8, "version 0..8");
 }
 
