@@ -106,11 +106,11 @@ class Two:
     def __exit__(self, *exc):
         self.stack.close()
 
-    def start(self, *more, faults=('', ''), name=NAME, options='reconnect=30'):
+    def start(self, *more, faults=('', ''), name=NAME):
         """farfork move --domain; faults: failpoints of the source's process, of the destination's"""
         self.launcher.faults = faults[1]
         argv = [self.farfork, 'move', '--json', '--launcher', self.launcher.template, '--options',
-                options, '--domain', name, f'qemu+tcp://{self.b.name}/system', *more]
+                'reconnect=30', '--domain', name, f'qemu+tcp://{self.b.name}/system', *more]
         p = subprocess.Popen(self.a.inside(*argv), stdin=subprocess.DEVNULL,
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                              env=dict(os.environ, FARFORK_FAILPOINTS=faults[0]))
@@ -308,8 +308,8 @@ def resumed(two):
 
 
 def libvirtd_restarted(two):
-    """On both hosts, while the QEMUs stand still, in a move that had sent memory before."""
-    p = two.start(faults=BEFORE_GO, options='precopy=1')
+    """On both hosts, while the QEMUs stand still."""
+    p = two.start(faults=BEFORE_GO)
     two.wait_ready()
     for host in (two.a, two.b):
         host.restart_libvirtd()
