@@ -72,7 +72,7 @@ static int move_domain(struct domain_options *d, const struct session_options *o
 {
     if (!*argv || o->qemu || o->rundir || o->id || back->go || back->hold || back->fence ||
         back->record || back->overlays || way->via == VIA_TRANSPORT || way->tpm ||
-        way->keep_source || way->same_disks || o->unconfined || way->unplug.n || way->plug.n)
+        way->keep_source || way->same_disks || o->metrics_dir || o->scope || o->quiet || o->unconfined || way->unplug.n || way->plug.n)
         return move_usage(stderr);
     d->uri = argv[0];
     d->words = argv + 1;

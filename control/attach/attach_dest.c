@@ -221,21 +221,8 @@ static int follow_dest(struct attach *a)
 int attach_dest_run(const struct attach_options *o)
 {
     static struct attach a; /* threads may use it until the process has ended */
-    struct ff_error why = {0};
-    int rc = attach_open(&a, o, false, &why), code = ATTACH_EXIT_HERE;
+    int code = attach_run(&a, o, false, follow_dest);
 
-    if (!rc)
-        rc = attach_take_address(&a, &why);
-    if (rc)
-        attach_say_why(&a, "failed", &why);
-    else
-        attach_begins(&a);
-    if (!rc)
-        code = follow_dest(&a);
-    if (!rc)
-        attach_summary(&a, code);
-    attach_last_word(&a, code);
-    attach_monitor_end(&a);
     if (code == ATTACH_EXIT_TROUBLE || a.cont_waits)
         return code; /* the guest runs here: nothing may be freed that it waits for; or a thread uses the monitor still */
     attach_close(&a);

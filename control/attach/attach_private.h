@@ -144,9 +144,9 @@ json_t *attach_numbers(struct attach *a);
 
 /* --- attach_told.c --- */
 
-/* From the command line or the monitor */
-int attach_take_address(struct attach *a, struct ff_error *err);
-void attach_monitor_end(struct attach *a);
+/* One side, from its address, of the command line or the monitor, to its last word. @follow: the move; the program's exit
+ * code, as this returns it */
+int attach_run(struct attach *a, const struct attach_options *o, bool is_source, int (*follow)(struct attach *a));
 
 /* --- attach_qemu.c --- */
 

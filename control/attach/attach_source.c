@@ -209,25 +209,19 @@ static int follow_source(struct attach *a)
     return 0;
 }
 
+static int follow_to_end(struct attach *a)
+{
+    int code = follow_source(a);
+
+    attach_save_over(a, code);
+    return code;
+}
+
 int attach_source_run(const struct attach_options *o)
 {
     static struct attach a;
-    struct ff_error why = {0};
-    int rc = attach_open(&a, o, true, &why), code = ATTACH_EXIT_HERE;
+    int code = attach_run(&a, o, true, follow_to_end);
 
-    if (!rc)
-        rc = attach_take_address(&a, &why);
-    if (rc)
-        attach_say_why(&a, "failed", &why);
-    else
-        attach_begins(&a);
-    if (!rc)
-        code = follow_source(&a);
-    attach_save_over(&a, code);
-    if (!rc)
-        attach_summary(&a, code);
-    attach_last_word(&a, code);
-    attach_monitor_end(&a);
     if (a.was_taken_back) { /* one try, for which nobody waits: its QEMU has others to answer */
         qmp_free(a.q);
         a.q = NULL;

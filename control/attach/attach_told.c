@@ -8,10 +8,10 @@
  * Purpose      farfork move and its agents speak to a QEMU that has the transport: object-add of the
  *              key, migrate or migrate-incoming, query-migrate. One side of attaching answers the same, so that
  *              they need not know what they speak to. Other commands go on to the QEMU.
- * Picture      attach_take_address()  -> waits for migrate or migrate-incoming: the address, perhaps
+ * Picture      take_address()        -> waits for migrate or migrate-incoming: the address, perhaps
  *              with the key that was added before
  *              on_event()            -> what query-migrate says from then on
- *              attach_monitor_end()   -> the last word stays until somebody has heard it, or for
+ *              end_monitor()         -> the last word stays until somebody has heard it, or for
  *                                       LINGER_MS
  * States       of query-migrate: none, setup (nobody has come yet), active, device (the guest stands
  *              still at the source), pre-switchover (destination: the link broke before GO, which it takes no more),
@@ -251,7 +251,7 @@ static int wait_told(struct attach *a, struct ff_error *err)
     return rc;
 }
 
-int attach_take_address(struct attach *a, struct ff_error *err)
+static int take_address(struct attach *a, struct ff_error *err)
 {
     int rc = a->o->monitor ? wait_told(a, err) : ff_address_parse(a->o->address, &a->address, err);
 
@@ -265,7 +265,7 @@ int attach_take_address(struct attach *a, struct ff_error *err)
     return 0;
 }
 
-void attach_monitor_end(struct attach *a)
+static void end_monitor(struct attach *a)
 {
     uint64_t end = ff_now_ns() + LINGER_MS * 1000000ull;
 
@@ -279,4 +279,23 @@ void attach_monitor_end(struct attach *a)
     pthread_mutex_unlock(&a->lock);
     monitor_end(a->monitor);
     key_text_free(a->key);
+}
+
+int attach_run(struct attach *a, const struct attach_options *o, bool is_source, int (*follow)(struct attach *a))
+{
+    struct ff_error why = {0};
+    int rc = attach_open(a, o, is_source, &why), code = ATTACH_EXIT_HERE;
+
+    if (!rc)
+        rc = take_address(a, &why);
+    if (rc) {
+        attach_say_why(a, "failed", &why);
+    } else {
+        attach_begins(a);
+        code = follow(a);
+        attach_summary(a, code);
+    }
+    attach_last_word(a, code);
+    end_monitor(a);
+    return code;
 }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * domain_books.c - a domain that is forked: what libvirt is asked, and what it has to know; see
- * domain_books.h
+ * domain_books.c - a domain that is forked: what libvirt is asked, and what it has to know; see domain_books.h
  */
 #include "domain_books.h"
 
@@ -584,8 +583,7 @@ int domain_books_resume(struct domain_books *b, struct ff_error *why)
     return ask_keeper(b, json_pack("{ss}", "do", "resume"), NULL, why);
 }
 
-int domain_books_plan(struct domain_books *b, const char *id, const json_t *images, bool go_on,
-                      struct ff_error *why)
+int domain_books_plan(struct domain_books *b, const char *id, const json_t *images, bool go_on, struct ff_error *why)
 {
     return ask_keeper(b, json_pack("{ss ss sO sb}", "do", "plan", "id", id, "images", images, "go-on",
                                    go_on), NULL, why);

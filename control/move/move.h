@@ -190,6 +190,12 @@ void move_guest(struct move *m);
 /* One look at the source; true: it is decided where the guest is. A visit's `completed` is not looked at */
 bool move_follow_turn(struct move *m);
 
+/* move_where.c: ask the destination until it is known who has the guest, or the time is over. @why_here: what the source
+ * said last */
+void move_ask_until_clear(struct move *m, const char *why_here);
+void move_end_shut_down(struct move *m); /* it had not all of its memory: that does not matter any more */
+bool move_side_there_has_ended(struct move *m); /* the process beside the QEMU there, where there was one */
+
 /* move_look.c: with an agent that is lost: whether its QEMU never ran, and never will. @last: look
  * now, and not again */
 void move_look(struct move *m, bool last);
@@ -241,6 +247,22 @@ static inline struct vm *move_child(struct move *m)
 static inline struct vm *move_side(struct move *m)
 {
     return &m->s.vms[1];
+}
+
+static inline bool move_is(const char *status, const char *a)
+{
+    return !strcmp(status, a);
+}
+
+static inline bool move_is_over_here(const char *status)
+{
+    return move_is(status, "failed") || move_is(status, "cancelled");
+}
+
+/* Of a guest as this one was before the move */
+static inline const char *move_status(const struct move *m)
+{
+    return m->was_running ? "running" : "paused";
 }
 
 /* Its guest is on its way back, as the source says. One that said completed before may have been here since */

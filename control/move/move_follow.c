@@ -41,171 +41,6 @@
 #define REAP_LIMIT_MS 2000
 #define END_THERE_MS 10000 /* of a QEMU there that waits for a link for as long as we do */
 
-static bool is(const char *status, const char *a)
-{
-    return !strcmp(status, a);
-}
-
-static bool is_over_here(const char *status)
-{
-    return is(status, "failed") || is(status, "cancelled");
-}
-
-/* Of a guest as this one was before the move */
-static const char *move_status(const struct move *m)
-{
-    return m->was_running ? "running" : "paused";
-}
-
-/* --- the destination is the one to ask --- */
-
-/* Nobody sends it more, and it runs its guest, or may. A visit's return that failed before is what it says last of a
- * migration: then it is the QEMU here that has ended, or says that it has no link */
-static bool is_alone_there(const struct move *m, const char *has, const char *move)
-{
-    if (m->visit && is_over_here(move) && (is(has, "running") || is(has, "paused")))
-        return session_has_parent_ended(&m->s) || is(m->status, "postcopy-paused");
-    return is(move, "postcopy-paused") && !is(has, "inmigrate");
-}
-
-static bool side_there_has_ended(struct move *m)
-{
-    return m->via == VIA_ATTACH && (move_side(m)->state == VM_FAILED || move_side(m)->state == VM_ENDED);
-}
-
-/* What it says of the guest and of the move; false: it is not decided there, or it does not say */
-static bool on_events_there(struct move *m, struct ff_error *why)
-{
-    FF_AUTO_JSON json_t *status = NULL, *info = NULL;
-    const char *host = move_host(m)->node->host;
-
-    if (move_ask(m, "query-status", NULL, &status, why) ||
-        move_ask(m, "query-migrate", NULL, &info, why))
-        return false;
-    const char *has = text_of(status, "status"), *move = text_of(info, "status");
-    if (m->visit && (is(has, "postmigrate") || (is(has, "finish-migrate") && is(move, "postcopy-paused")))) {
-        if (!session_has_parent_ended(&m->s)) {
-            ff_error_set(why, EBUSY, "the guest has left %s for home, and the QEMU here has not ended", host);
-            return false;
-        }
-        move_end_with(m, MOVE_LOST, "the guest had left %s for home, and the QEMU here has ended with it", host);
-        return true;
-    }
-    if (side_there_has_ended(m) && m->was_running && is(has, "paused")) {
-        move_end_with(m, MOVE_UNCLEAR,
-            "the process beside its QEMU on %s has ended: %s: the guest stands still there (paused), and may never have run "
-            "there: end that QEMU (%s) only once you know; the QEMU here was not ended", host, move_side(m)->error,
-            move_child(m)->qmp);
-        return true;
-    }
-    if (side_there_has_ended(m) && !move_side(m)->ended_well && !is(has, "inmigrate")) {
-        move_end_with(m, MOVE_BROKEN,
-            "the process beside its QEMU on %s has ended: %s: the guest is there (%s), and a CPU that touches missing memory "
-            "waits for ever: save what you can from inside, then start the guest anew", host, move_side(m)->error, has);
-        return true;
-    }
-    if (is(move, "completed")) {
-        move_end_with(m, MOVE_THERE, "%s", "");
-        return true;
-    }
-    bool waits = m->via == VIA_ATTACH ? is(move, "pre-switchover") : is(move, "postcopy-paused") && is(has, "inmigrate");
-    if (waits && session_has_parent_ended(&m->s)) {
-        m->end_there = true;
-        move_end_with(m, MOVE_LOST, "its QEMU here has ended before it let the guest go, and the QEMU "
-                 "on %s, which was ended, never ran it: the guest runs nowhere; start it again "
-                 "from its disks", host);
-        return true;
-    }
-    if (!is_alone_there(m, has, move)) {
-        ff_error_set(why, EBUSY, "its QEMU on %s says: guest %s, migration %s", host, has, move);
-        return false;
-    }
-    if (m->back.go)
-        move_end_with(m, MOVE_BROKEN,
-            "the link to %s is broken: the guest is there (%s), and stands still from the end of its lease on; neither "
-            "QEMU was ended: if the QEMU here is dead for good, and there is no file %s, give x-rdma-postcopy-release "
-            "at %s there, and it runs until it touches missing memory; see TAKING BACK in farfork-rdma-postcopy(7)",
-            host, has, m->record, move_child(m)->qmp);
-    else
-        move_end_with(m, MOVE_BROKEN,
-            "the link to %s is broken: the guest is there (%s), and runs until it touches missing memory; neither QEMU "
-            "was ended: see A LINK THAT BREAKS in farfork-rdma-postcopy(7) for how it goes on, and save what you can "
-            "from inside if the QEMU here is gone", host, has);
-    return true;
-}
-
-/* Its QEMU had not all of its memory: that does not matter any more */
-static void end_shut_down(struct move *m)
-{
-    m->end_there = true;
-    move_end_with(m, MOVE_ENDED, "the guest shut itself down on %s: it runs nowhere; end the QEMU here, "
-             "which no longer runs it", move_host(m)->node->host);
-}
-
-static void ask_until_clear(struct move *m, const char *why_here)
-{
-    uint64_t until = ff_now_ms() + m->s.o.timeout_s * 1000ull;
-    const struct host *h = move_host(m);
-    const struct vm *k = move_child(m);
-    struct ff_error why = {0};
-
-    while (ff_now_ms() < until && h->state != HOST_FAILED && k->state != VM_FAILED &&
-           !k->shut_down && !k->end_unclear) {
-        if (on_events_there(m, &why))
-            return;
-        session_turn(&m->s, POLL_MS);
-        move_show(m, false);
-    }
-    bool is_held = m->via == VIA_ATTACH && process_look(m->s.parent_pid, m->s.parent_start) != PROCESS_GONE;
-    /* nobody looks for its file */
-    m->end_there = k->never_ran && (session_has_parent_ended(&m->s) || m->told);
-    if (k->shut_down)
-        end_shut_down(m);
-    else if (k->end_unclear && h->state != HOST_FAILED)
-        move_end_with(m, MOVE_UNCLEAR,
-            "its QEMU on %s has ended, and whether its guest had shut itself down before cannot be read there: if there "
-            "is no file " UNTIL_GO ".shut-down in %s there, %s", h->node->host, h->lasting,
-            m->back.go && !session_has_parent_ended(&m->s)
-                ? "x-rdma-postcopy-take-back at the QEMU here may get the guest back"
-                : "the guest is lost: start it again from its disks");
-    else if (((m->visit && k->ended_well) || (m->back.go && move_may_have_shut_down(m))) && !k->never_ran)
-        move_end_with(m, MOVE_UNCLEAR,
-            "its QEMU on %s was told to quit, or its guest shut itself down, and nobody wrote that down: it runs "
-            "nowhere; look at its disks before you start it again; end the QEMU here, which no longer runs it",
-            h->node->host);
-    else if (!m->begun) /* the guest may be where somebody else moved it */
-        move_end_with(m, MOVE_UNCLEAR,
-            "%s; it may have sent the guest to %s: find out where the guest is before you start it anywhere; neither "
-            "QEMU was ended", why_here, h->node->host);
-    else if (h->state == HOST_FAILED || k->state != VM_FAILED)
-        move_end_with(
-            m, MOVE_UNCLEAR,
-            "%s; and %s cannot tell: %s; look there with query-status at %s, or at what vmclone "
-            "--list says, before you start this guest anywhere; neither QEMU was ended",
-            why_here, h->node->host, h->state == HOST_FAILED ? h->error : why.text,
-            k->qmp ? k->qmp : "");
-    else if (k->never_ran && is_held)
-        move_end_with(m, MOVE_UNCLEAR,
-                 "%s; its QEMU on %s has ended, and never ran it: %s: the QEMU here (pid %d) may have the guest yet: give "
-                 "cont where its query-status says paused; start it from its disks only once that QEMU has ended",
-                 why_here, h->node->host, k->error, (int)m->s.parent_pid);
-    else if (k->never_ran)
-        move_end_with(m, MOVE_LOST,
-                 "%s; its QEMU on %s has ended: %s: the guest runs nowhere; start it again "
-                 "from its disks",
-                 why_here, h->node->host, k->error);
-    else if (m->back.go && !session_has_parent_ended(&m->s))
-        move_end_with(m, MOVE_UNCLEAR,
-                 "its QEMU on %s has ended; x-rdma-postcopy-take-back at the QEMU here may get the "
-                 "guest back: %s; %s",
-                 h->node->host, k->error, why_here);
-    else
-        move_end_with(m, MOVE_LOST,
-                 "%s; its QEMU on %s has ended, and the guest with it: %s; start it again "
-                 "from its disks",
-                 why_here, h->node->host, k->error);
-}
-
 /* --- the source --- */
 
 static void take_numbers(struct move *m, const json_t *info)
@@ -245,7 +80,7 @@ static void cancel_migration(struct move *m)
  * moved says none */
 static bool may_be_old(const char *status)
 {
-    return is(status, "completed") || is(status, "none") || !*status;
+    return move_is(status, "completed") || move_is(status, "none") || !*status;
 }
 
 /* `migrate` was not answered in time. What is asked now is answered after it: a source that has
@@ -258,8 +93,8 @@ static bool has_refused(struct move *m)
     if (qmp_command(m->s.qmp, "query-status", NULL, &o, &why))
         return false; /* asked again at the next turn */
     const char *status = text_of(o, "status");
-    m->begun = is(status, "postmigrate");
-    if (!is(status, move_status(m)))
+    m->begun = move_is(status, "postmigrate");
+    if (!move_is(status, move_status(m)))
         return false;
     move_end_with(m, MOVE_HERE,
              "the QEMU here refused to migrate, and gave the reason only after %d s: try again",
@@ -298,7 +133,7 @@ static bool may_resume(struct move *m)
     if (move_host(m)->state != HOST_FAILED && move_child(m)->end_unclear)
         return false;
     return !left && ff_now_ms() < m->until_ms && !move_child(m)->shut_down &&
-           ((move_child(m)->state != VM_FAILED && (m->back.go || !side_there_has_ended(m))) || /* then that QEMU ends, too */
+           ((move_child(m)->state != VM_FAILED && (m->back.go || !move_side_there_has_ended(m))) || /* then that QEMU ends, too */
             move_host(m)->state == HOST_FAILED);
 }
 
@@ -308,7 +143,7 @@ static bool is_decided(struct move *m, const json_t *info)
     const char *host = move_host(m)->node->host, *error = text_of(info, "error-desc");
     const struct vm *k = move_child(m);
 
-    if (is_over_here(m->status)) {
+    if (move_is_over_here(m->status)) {
         if (m->via == VIA_ATTACH && process_look(m->s.parent_pid, m->s.parent_start) == PROCESS_GONE) {
             m->end_there = true; /* nothing ran there */
             move_end_with(m, MOVE_UNCLEAR, "%s", error); /* who ended it may have moved it elsewhere */
@@ -325,12 +160,12 @@ static bool is_decided(struct move *m, const json_t *info)
     m->begun |= !may_be_old(m->status);
     if (!m->begun && has_refused(m))
         return true;
-    if (is(m->status, "completed") && m->begun && !m->visit) {
+    if (move_is(m->status, "completed") && m->begun && !m->visit) {
         m->completed_ms = ff_now_exact_ms();
         move_end_with(m, MOVE_THERE, "%s", "");
         return true;
     }
-    if (!is(m->status, "postcopy-paused")) {
+    if (!move_is(m->status, "postcopy-paused")) {
         m->until_ms = m->lost_ms = m->taking_ms = 0; /* of the pause that is over */
         m->refused = false;
         if (!m->told) /* it was not paused yet, perhaps */
@@ -345,7 +180,7 @@ static bool is_decided(struct move *m, const json_t *info)
         return false;
     if (!may_resume(m)) {
         FF_AUTO_FREE char *here = xprintf("the source has lost %s: %s", host, error);
-        ask_until_clear(m, here);
+        move_ask_until_clear(m, here);
         return true;
     }
     return false;
@@ -429,7 +264,7 @@ static void on_side_lost(struct move *m, const char *reason)
         move_end_with(m, MOVE_HERE, "%s; the guest is in the QEMU here, and does not run (%s): give it cont", reason,
                       text_of(o, "status"));
     else
-        ask_until_clear(m, reason);
+        move_ask_until_clear(m, reason);
 }
 
 bool move_follow_turn(struct move *m)
@@ -447,7 +282,7 @@ bool move_follow_turn(struct move *m)
     if (rc && rc != -ETIMEDOUT) {
         m->s.parent_gone |= rc == -EPIPE;
         await_parent_end(m);
-        ask_until_clear(m, why.text);
+        move_ask_until_clear(m, why.text);
         return true;
     }
     if (!rc)
@@ -475,7 +310,7 @@ static void follow_migration(struct move *m)
     for (;;) {
         if (move_follow_turn(m))
             return;
-        if (!m->switched && is(m->status, "postcopy-active")) {
+        if (!m->switched && move_is(m->status, "postcopy-active")) {
             m->switched = true;
             m->switched_ms = ff_now_exact_ms();
             m->s.why.text[0] = '\0'; /* a cancel came too late */
@@ -523,7 +358,7 @@ static int see_there(struct move *m, json_t **status, struct ff_error *why)
 
     if (rc && m->via == VIA_ATTACH && move_child(m)->state != VM_FAILED)
         return -EAGAIN; /* the process beside it ends meanwhile, and its QEMU is to be asked */
-    if (!rc && !is(text_of(info, "status"), "completed"))
+    if (!rc && !move_is(text_of(info, "status"), "completed"))
         return ff_error_set(why, EAGAIN, "its QEMU says: migration %s", text_of(info, "status"));
     return rc ? rc : move_ask(m, "query-status", NULL, status, why);
 }
@@ -543,7 +378,7 @@ static void finish_move(struct move *m)
     while (rc && move_child(m)->state != VM_FAILED && ff_now_ms() < until)
         session_turn(&m->s, POLL_MS);
     if (rc && move_child(m)->shut_down) {
-        end_shut_down(m);
+        move_end_shut_down(m);
         return;
     }
     if (rc) {
@@ -554,7 +389,7 @@ static void finish_move(struct move *m)
             host, why.text);
         return;
     }
-    if (!is(text_of(status, "status"), move_status(m))) {
+    if (!move_is(text_of(status, "status"), move_status(m))) {
         move_end_with(
             m, MOVE_UNCLEAR,
             "every page is on %s, but the guest is %s there: see %s; the QEMU here no longer runs "

@@ -24,6 +24,7 @@ from refuse import pmem
 from stocks import KINDS, NEWEST, OLDEST, OTHERS, TRIXIE, Stock, qemu_of, version
 
 MIB = 64
+MICRO_ARM64 = os.path.join(common.BUILD, 'guests', 'micro-arm64.elf')
 FEW = 'report_ms=400 sweep=1 wss=20'    # few pages are touched: what is in the others counts, too
 SANDBOX = ('-sandbox', 'on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny')   # as libvirt's
 
@@ -160,7 +161,7 @@ class Arm(common.Micro):
         self.mem_mib = MIB
         self.argv = [qemu_of(stock, 'aarch64'), '-nodefaults', '-display',
                      'none', '-no-reboot', '-machine', machine + options, '-cpu', 'cortex-a57', '-smp', str(smp), '-m',
-                     f'{MIB}M', '-kernel', common.MICRO_ARM64, '-append', common.LOAD, '-serial', 'file:' + self.console,
+                     f'{MIB}M', '-kernel', MICRO_ARM64, '-append', common.LOAD, '-serial', 'file:' + self.console,
                      *backend]
         for path in (self.sock_path, self.second):
             self.argv += ['-qmp', f'unix:{path},server=on,wait=off']
@@ -331,7 +332,7 @@ def run_others(t):
 
 def needs(*stocks):
     common.need_userfaultfd()
-    common.need_files(common.MICRO_ARM64, *(qemu_of(s, p) for s in stocks for p in ('x86_64', 'aarch64')))
+    common.need_files(MICRO_ARM64, *(qemu_of(s, p) for s in stocks for p in ('x86_64', 'aarch64')))
 
 
 if __name__ == '__main__':

@@ -44,7 +44,6 @@ BUILD = os.environ.get('FARFORK_BUILD', 'build')
 QEMU = os.environ.get('QEMU_BIN', os.path.join(BUILD, 'bin', 'qemu-system-x86_64'))
 FARFORK = os.path.join(BUILD, 'bin', 'farfork')
 MICRO_ELF = os.path.join(BUILD, 'guests', 'micro.elf')
-MICRO_ARM64 = os.path.join(BUILD, 'guests', 'micro-arm64.elf')
 VMLINUX = os.path.join(BUILD, 'guests', 'vmlinux')
 INITRD = os.path.join(BUILD, 'guests', 'initrd.img')
 FULL = os.environ.get('FARFORK_FULL') == '1'
