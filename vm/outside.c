@@ -68,6 +68,36 @@ static int each_fd_of(pid_t pid, int (*each)(pid_t pid, int number, const char *
     return rc;
 }
 
+/* --- memory that has not all arrived --- */
+
+static int is_userfaultfd(pid_t pid, int number, const char *path, void *opaque)
+{
+    char what[64];
+    const ssize_t len = readlink(path, what, sizeof(what) - 1);
+
+    (void)pid;
+    (void)number;
+    (void)opaque;
+    what[len < 0 ? 0 : len] = '\0';
+    return !strcmp(what, "anon_inode:[userfaultfd]");
+}
+
+int outside_check_whole(pid_t pid, const struct outside_block *b, unsigned n, struct ff_error *err)
+{
+    FF_AUTO_FREE struct outside_vma *v = NULL;
+    unsigned n_vmas = 0;
+    int rc = each_fd_of(pid, is_userfaultfd, NULL, err);
+
+    if (rc == 1)
+        rc = outside_read_maps(pid, true, &v, &n_vmas, err);
+    for (unsigned i = 0; !rc && i < n_vmas; i++)
+        for (unsigned k = 0; v[i].is_watched && k < n; k++)
+            if (v[i].start < b[k].hva + b[k].len_bytes && b[k].hva < v[i].end)
+                return ff_error_set(err, EBUSY, "process %d: memory of %s has not all arrived there: pages that are missing "
+                                                "would be zeros: move it when its own move is complete", (int)pid, b[k].name);
+    return rc;
+}
+
 /* --- the file of a block --- */
 
 struct file_search {

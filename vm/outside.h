@@ -74,6 +74,16 @@ int outside_place(struct qmp *q, pid_t pid, struct outside_block *b, unsigned n,
                   struct ff_error *err);
 
 /**
+ * outside_check_whole() - whether all memory of these blocks has arrived, where it came by post-copy
+ *
+ * A page that is missing there would be taken for one that nobody has touched, and so for zeros.
+ *
+ * Cost:   a process that has no userfaultfd: its descriptors are looked at; else smaps is read, 20 ms a GiB
+ * Return: 0; -EBUSY: a userfaultfd watches for missing pages of a block, which is named; else as outside_may()
+ */
+int outside_check_whole(pid_t pid, const struct outside_block *b, unsigned n, struct ff_error *err);
+
+/**
  * outside_locate() - fill in @b->hva where it is 0, by QEMU's record of its name, else its length
  *
  * Return: 0; -ENOENT: no mapping has this length; -ENOTUNIQ: several have, and there is no record;

@@ -51,7 +51,7 @@ static void take_flags(struct outside_vma *v, char *words)
     char *rest;
 
     for (char *w = strtok_r(words, " \n", &rest); w; w = strtok_r(NULL, " \n", &rest))
-        v->is_hugetlb |= !strcmp(w, "ht");
+        v->is_hugetlb |= !strcmp(w, "ht"), v->is_watched |= !strcmp(w, "um") || !strcmp(w, "ui");
 }
 
 int outside_parse_maps(FILE *text, struct outside_vma **out, unsigned *n, struct ff_error *err)

@@ -16,6 +16,7 @@ struct outside_vma { /* a line of maps, or a paragraph of smaps */
     unsigned major, minor; /* of the file; inode 0: none */
     bool is_readable, is_writable, is_shared;
     bool is_hugetlb; /* smaps alone: ht */
+    bool is_watched; /* likewise: um, ui: a userfaultfd tells of pages that are missing */
     char name[256];              /* cut, if it is longer */
 };
 

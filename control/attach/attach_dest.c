@@ -210,6 +210,7 @@ static int follow_dest(struct attach *a)
         if (a->domain)
             attach_restore_define(a);
         attach_event(a, "complete", NULL);
+        ff_close_fd(&a->alone); /* nothing of it is left in that QEMU */
         if (refused.code)
             attach_say_why(a, "paused here", &refused);
     }

@@ -15,7 +15,8 @@ int attach_look(struct attach *a, struct ff_error *err)
     a->pid = a->o->pid ? a->o->pid : qmp_pid(a->q);
     if (a->pid <= 0)
         return ff_error_set(err, ESRCH, "QEMU: its process is not of this PID namespace: name it by --pid");
-    return outside_may(a->pid, true, err);
+    rc = outside_may(a->pid, true, err);
+    return rc ? rc : alone_begin(a->pid, &a->alone, err);
 }
 
 int attach_find_blocks(struct attach *a, struct ff_error *err)

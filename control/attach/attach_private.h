@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "alone.h"
 #include "attach.h"
 #include "cleanup.h"
 #include "farfork-elsewhere.h"
@@ -43,6 +44,7 @@ struct attach {
     const struct attach_options *o;
     const char *side;
     bool is_source;
+    pid_t starter; /* the process that has started this one */
     uint64_t begin_ns, pause_ns, run_ns;
     struct metrics *metrics; /* of --metrics-dir; NULL: none */
     uint64_t asked_ns;       /* when it was told the address */
@@ -50,6 +52,7 @@ struct attach {
     struct qmp *q;
     pthread_mutex_t qmp_lock; /* one command at a time */
     pid_t pid;
+    int alone; /* nobody else attaches to it: alone.h; -1: not yet, or no more */
     bool was_running;           /* the guest at the source, before */
     unsigned page_bits;         /* source: of its guest's pages */
     struct outside_block *all;  /* every RAM block */

@@ -220,6 +220,8 @@ int attach_restore_begin(struct attach *a, struct ff_error *err)
     if (!rc)
         rc = outside_may(a->pid, true, err);
     if (!rc)
+        rc = alone_begin(a->pid, &a->alone, err);
+    if (!rc)
         rc = write_fifo(a, (const uint8_t *)MAGIC, MAGIC_LEN, err);
     while (!rc && !is_drained(d)) {
         rc = restore_turn(a, false, err);

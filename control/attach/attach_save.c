@@ -35,6 +35,8 @@ static int look_at_source(struct attach *a, struct ff_error *err)
     if (!rc)
         rc = attach_find_blocks(a, err);
     if (!rc)
+        rc = outside_check_whole(a->pid, a->all, a->n_all, err);
+    if (!rc)
         rc = attach_new_source(a, err);
     return rc ? rc : attach_check(a, err);
 }

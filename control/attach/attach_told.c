@@ -233,6 +233,8 @@ static int on_monitor_command(void *opaque, const char *execute, const json_t *a
 static int wait_told(struct attach *a, struct ff_error *err)
 {
     prctl(PR_SET_PDEATHSIG, SIGTERM); /* until there is something that others must not end */
+    if (getppid() != a->starter)
+        return ff_error_set(err, EINTR, "attach: who started it has ended");
     int rc = attach_qemu_connect(a, err); /* for who asks meanwhile */
 
     if (rc)
@@ -295,6 +297,7 @@ int attach_run(struct attach *a, const struct attach_options *o, bool is_source,
         code = follow(a);
         attach_summary(a, code);
     }
+    ff_close_fd(&a->alone); /* who hears the last word may begin anew */
     attach_last_word(a, code);
     end_monitor(a);
     return code;

@@ -7,6 +7,7 @@ monitor makes it run here.
 """
 import os
 import signal
+import subprocess
 
 import common
 from attaching import Move, Parent, folder_there, logged, side_here, side_there
@@ -110,6 +111,21 @@ def refused(t, accel):
         with Move(t, a, prefix=STRANGER) as m:
             m.end(1, 'here', 'CAP_SYS_PTRACE')
             check_here(m, a)
+
+
+def one_at_a_time(t, accel):
+    """Two processes at one QEMU would each stop its guest: the later one is refused, before it does anything."""
+    third = os.path.join(t.work, 'parent.third')
+    with Parent(t, accel, 'anon', devices=('-qmp', f'unix:{third},server=on,wait=off')) as a:
+        a.start_load()
+        with Move(t, a, faults='dest.pager=delay:2000000') as m:
+            wait_for('a process beside the QEMU there', 20, lambda: logged(m, 'connected'))
+            said = subprocess.run([common.FARFORK, 'attach', '--source', '--qmp', third, '127.0.0.1:1'], capture_output=True,
+                                  text=True, timeout=20, check=False)
+            if said.returncode != 1 or f'process {side_here(m)}:' not in said.stderr:
+                raise Failed(f'the second one ended with {said.returncode}: {said.stderr}')
+            with there(t, 'alone', m.end(0, 'there')) as b:
+                check_ledger(a, b, sweeps=1)
 
 
 def done_unanswered(t, accel):
@@ -239,6 +255,7 @@ def run(t):
             ('the QEMU here ends', lambda: ended_here(t, accel)),
             ('refused', lambda: refused(t, accel)),
             ('interrupted', lambda: interrupted(t, accel)),
+            ('one at a time', lambda: one_at_a_time(t, accel)),
             ('DONE is not answered', lambda: done_unanswered(t, accel)),
             ('farfork move is killed', lambda: mover_killed(t, accel)),
             ('the link breaks', lambda: link_breaks(t, accel)),

@@ -163,6 +163,44 @@ static void test_memfd(void **state)
     end(&o);
 }
 
+/* --- pages that have not arrived --- */
+
+static void watched(int told, int go)
+{
+    int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
+    struct uffdio_api api = {.api = UFFD_API};
+    char *p = map(-1, 0, LEN, MAP_PRIVATE);
+    struct uffdio_register r = {.range = {(uintptr_t)p + MIB, MIB}, .mode = UFFDIO_REGISTER_MODE_MISSING};
+
+    if (fd < 0 || ioctl(fd, UFFDIO_API, &api))
+        _exit(77);
+    tell(told, (uintptr_t)p);
+    hear(go);
+    tell(told, (uintptr_t)ioctl(fd, UFFDIO_REGISTER, &r));
+    hear(go);
+    tell(told, (uintptr_t)ioctl(fd, UFFDIO_UNREGISTER, &r.range));
+    hear(go);
+}
+
+static void test_not_whole(void **state)
+{
+    struct other o;
+    (void)state;
+
+    start(&o, watched);
+    struct outside_block b[] = {block_of(hear_from(&o)), block_of(o.at)};
+    b[0].len_bytes = MIB; /* before what is watched */
+    assert_ok(outside_check_whole(o.pid, b, 2, &err), err);
+    next_step(&o);
+    assert_int_equal(hear_from(&o), 0);
+    assert_ok(outside_check_whole(o.pid, b, 1, &err), err);
+    assert_fails(outside_check_whole(o.pid, b, 2, &err), EBUSY);
+    next_step(&o);
+    assert_int_equal(hear_from(&o), 0);
+    assert_ok(outside_check_whole(o.pid, b, 2, &err), err); /* complete: the descriptor may stay */
+    end(&o);
+}
+
 static void short_memfd(int told, int go)
 {
     (void)go;
@@ -491,7 +529,8 @@ static void test_locate(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_memfd),         cmocka_unit_test(test_short_file),
+        cmocka_unit_test(test_memfd),
+        cmocka_unit_test(test_not_whole),         cmocka_unit_test(test_short_file),
         cmocka_unit_test(test_no_descriptor), cmocka_unit_test(test_private),
         cmocka_unit_test(test_huge),          cmocka_unit_test(test_file_of_root),
         cmocka_unit_test(test_may),           cmocka_unit_test(test_undumpable),
