@@ -106,9 +106,11 @@ bool spawn_read_lines(struct spawn *r, int limit_ms,
                       void (*on_line)(void *opaque, const char *line), void *opaque)
 {
     uint64_t end = ff_now_ms() + (uint64_t)limit_ms, now;
-    bool over = false;
+    bool over = r->out < 0; /* since an earlier call */
     char *line;
 
+    if (over)
+        read_errors(r);
     while (!over && (now = ff_now_ms()) < end) {
         struct pollfd p[] = {{.fd = r->out, .events = POLLIN}, {.fd = r->err, .events = POLLIN}};
         if (poll(p, 2, (int)(end - now)) <= 0)

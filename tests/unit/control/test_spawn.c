@@ -50,6 +50,7 @@ static void test_ended(void **state)
     (void)state;
     start(&r, "echo cause >&2; echo advice >&2; exec >&- 2>&-; sleep 0.3; exit 5");
     assert_true(spawn_read_lines(&r, LIMIT_MS, NULL, NULL));
+    assert_true(spawn_read_lines(&r, LIMIT_MS, NULL, NULL)); /* at once: its output has ended */
     assert_true(spawn_ended(&r, LIMIT_MS, &status));
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 5);
     assert_string_equal(r.first, "cause");
