@@ -319,8 +319,9 @@ def run_others(t):
         with t.case(f'every byte of a paused guest, {pair}, private file'):
             every_byte(t, 'private file', *there_by, **kind)
         with t.case(f'aarch64, {version(source)} to {version(destination)}'):
-            arm(t, 'memfd', '--qemu', qemu_of(destination, 'aarch64'), stock=source,
-                machine='virt-' + machine.rsplit('-', 1)[1] if '-' in machine else 'virt')
+            if source != destination:
+                raise Skip(f"{version(destination)} loads no CPU of {version(source)}, by QEMU's own migration either")
+            arm(t, 'memfd', '--qemu', qemu_of(destination, 'aarch64'), stock=source)
         with t.case(f'Linux, {pair}'):
             if (source, destination) == (TRIXIE, NEWEST):
                 raise Skip("11.1.3 takes no virtio-console of 10.0, by QEMU's own migration either")
