@@ -30,7 +30,8 @@ const char *const ff_failpoints[] = {
     "source.record",  "source.fence",   "dest.lease",      "dest.withdrawn",
     "source.register",   "dest.mark",      "dest.unmark",    "dest.shut-down", "dest.sign",
     "evacuate.still",
-    "attach.state", "relay.image", "relay.image.some",    "feed.pushed",    "dest.feed.has",  "dest.feed.new", "attach.rest",
+    "attach.state", "relay.image", "relay.image.some",    "feed.pushed", "dest.feed.has",  "dest.feed.new", "attach.rest",
+    "feed.full",
     "source.group.send", "dest.group.packet", "dest.undo",        "dest.forget",
 };
 const unsigned ff_failpoints_n = FF_ARRAY_LEN(ff_failpoints);

@@ -289,6 +289,17 @@ static uint64_t next_unknown(const struct ff_pager *p)
     return ff_bitmap_next_clear(f->has, p->n_chunks, f->look_from);
 }
 
+int ff_feed_check(struct ff_pager *p, uint64_t now_ns, struct ff_error *why)
+{
+    const struct ff_prefill_engine *e = p->prefill;
+    uint64_t last_ns = FF_MAX(e->last_progress_ns, e->feed ? e->feed->news_ns : 0);
+
+    if (!e->feed || now_ns < last_ns || now_ns - last_ns <= (uint64_t)p->silence_ms * PATIENCE * 1000000u)
+        return 0;
+    return ff_error_set(why, ETIMEDOUT, "it has brought nothing for %d s (%u under way, %u to be sent, %u buffers)",
+                        p->silence_ms / 1000 * (int)PATIENCE, e->n_busy, e->n_due, e->window);
+}
+
 /* 0, or why it is of no use any more. @away: the source is */
 static int check_news(struct ff_pager *p, bool away, struct ff_error *err)
 {

@@ -98,6 +98,9 @@ int ff_feed_wrong(const struct ff_pager_region *r, uint64_t first, uint64_t n, s
  * claims are read, unless it is too early: 1: go on, 0: nothing more to start now, -errno */
 int ff_feed_next(struct ff_pager *p, struct ff_error *err);
 
+/* Whatever prefill waits for: 0; -ETIMEDOUT: the feed has brought nothing for too long */
+int ff_feed_check(struct ff_pager *p, uint64_t now_ns, struct ff_error *why);
+
 /* An agent has asked for all, and faults have the rest: should its source go away, other agents may have
  * that; 1, or -errno: it has */
 bool ff_feed_may_need(struct ff_pager *p);

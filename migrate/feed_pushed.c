@@ -50,7 +50,7 @@ static int pushed_post(struct ff_link *l, enum ff_queue q, const struct ff_wr *w
 
     if (q != FF_QUEUE_PREFILL)
         return p->real->ops->post(p->real, q, wr, err);
-    while (i < SLOTS && p->busy[i])
+    while (i < SLOTS && (p->busy[i] || ff_failpoint("feed.full")))
         i++;
     if (i == SLOTS)
         return ff_error_set(err, EAGAIN, "feed: %u reads in flight", SLOTS);

@@ -509,6 +509,8 @@ static int prefill_turn(struct ff_pager *p, struct ff_error *why)
     else if (e->n_busy && now - e->last_progress_ns > (uint64_t)p->silence_ms * 1000000u)
         return ff_error_set(why, ETIMEDOUT, "pager: %u transfers of prefill unanswered for %d s%s",
                             e->n_busy, p->silence_ms / 1000, ff_verify_lacks(p, FF_QUEUE_PREFILL));
+    else if ((rc = ff_feed_check(p, now, why)))
+        return rc;
     for (int i = 0; i < n; i++) {
         rc = ff_failpoint("dest.prefill");
         if (rc)

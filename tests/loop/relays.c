@@ -437,6 +437,18 @@ static void relay_stopped(void)
     relay_ends(SIGSTOP);
 }
 
+/* No request fits into the queue to it, for good */
+static void relay_full(void)
+{
+    pushed = "feed.pushed=fail";
+    agents_are(2, ",timeout=1", NULL);
+    f[1]->faults = "feed.full=fail";
+    untouched(1);
+    begin();
+    feed(0, 1);
+    all_end_well(none_is_fed);
+}
+
 /* A relay that gets nothing itself is left for good, and not asked again and again */
 static void relay_idle(void)
 {
@@ -698,6 +710,7 @@ int main(int argc, char **argv)
         {"the relay and the source are gone", both_gone, 60},
         {"the relay is killed", relay_killed, 40},
         {"the relay is stopped", relay_stopped, 40},
+        {"a relay that takes no request", relay_full, 40},
         {"the relay has nothing", relay_idle, 40},
         {"a relay with another image", other_image, 40},
         {"who cannot be fed", cannot_be_fed, 40},
