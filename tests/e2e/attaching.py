@@ -3,6 +3,7 @@
 # attaching.py - a QEMU of Debian's, and the processes that farfork move starts beside it and there
 import os
 import signal
+import sys
 
 import common
 import farfork_move
@@ -57,6 +58,17 @@ def logged(move, event, host='h1'):
         return False
     with open(log, encoding='utf-8') as f:
         return f': {event}' in f.read()
+
+
+def state_of(guest):
+    """Of its QEMU's first thread: 't' is held, 'T' stands still."""
+    with open(f'/proc/{guest.proc.pid}/stat', encoding='ascii') as f:
+        return f.read().rsplit(')', 1)[1].split()[0]
+
+
+def chosen(*cases):
+    """Those of whose names the command line has a part; without arguments all."""
+    return [(name, case) for name, case in cases if not sys.argv[1:] or any(part in name for part in sys.argv[1:])]
 
 
 def check_left_here(parent):
