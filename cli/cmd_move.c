@@ -66,13 +66,40 @@ static int move_usage(FILE *out)
     return out == stdout ? 0 : EXIT_USAGE;
 }
 
+/* An option that a domain's move has no use for; NULL: none was given */
+static const char *not_of_domain(const struct session_options *o, const struct move_fallback *back, const struct move_way *way)
+{
+    const struct {
+        const char *name;
+        bool given;
+    } all[] = {{"--qemu", o->qemu},          {"--rundir", o->rundir},
+               {"--id", o->id},              {"--fallback go", back->go},
+               {"--output hold", back->hold}, {"--fence", back->fence},
+               {"--lease", back->lease_s},   {"--record", back->record},
+               {"--overlays", back->overlays}, {"--via transport", way->via == VIA_TRANSPORT},
+               {"--tpm", way->tpm},          {"--keep-source", way->keep_source},
+               {"--same-disks", way->same_disks}, {"--metrics-dir", o->metrics_dir},
+               {"--scope", o->scope},        {"--quiet", o->quiet},
+               {"--unconfined", o->unconfined}, {"--unplug", way->unplug.n},
+               {"--plug", way->plug.n}};
+
+    for (size_t i = 0; i < FF_ARRAY_LEN(all); i++)
+        if (all[i].given)
+            return all[i].name;
+    return NULL;
+}
+
 /* @argv: URI, words */
 static int move_domain(struct domain_options *d, const struct session_options *o,
                        const struct move_fallback *back, const struct move_way *way, char **argv)
 {
-    if (!*argv || o->qemu || o->rundir || o->id || back->go || back->hold || back->fence ||
-        back->record || back->overlays || way->via == VIA_TRANSPORT || way->tpm ||
-        way->keep_source || way->same_disks || o->metrics_dir || o->scope || o->quiet || o->unconfined || way->unplug.n || way->plug.n)
+    const char *option = not_of_domain(o, back, way);
+
+    if (option) {
+        fprintf(stderr, "farfork move: %s: not with --domain: leave it out\n", option);
+        return EXIT_USAGE;
+    }
+    if (!*argv)
         return move_usage(stderr);
     d->uri = argv[0];
     d->words = argv + 1;
@@ -110,7 +137,7 @@ int cmd_move(int argc, char **argv)
         {"tpm", required_argument, NULL, TPM}, {"json", no_argument, NULL, JSON},
         {"quiet", no_argument, NULL, QUIET}, {0}};
     struct session_options o = {.n = 2, .timeout_s = TIMEOUT_S};
-    struct move_fallback back = {.lease_s = LEASE_S};
+    struct move_fallback back = {0};
     struct move_way way = {.via = VIA_ATTACH};
     struct domain_options domain = {0};
     int opt, word, at = 0;
@@ -171,6 +198,8 @@ int cmd_move(int argc, char **argv)
         return move_domain(&domain, &o, &back, &way, argv + optind);
     if (argc - optind != 2 || domain.address)
         return move_usage(stderr);
+    if (!back.lease_s)
+        back.lease_s = LEASE_S;
     o.parent_path = argv[optind];
     int code = move_run(&o, &back, &way, argv[optind + 1]);
     strv_free(&way.unplug);

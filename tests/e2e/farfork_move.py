@@ -550,6 +550,7 @@ def usage(_t):
                        (['--options', 'window=0', 'x', 'h'], '--options'),
                        (['--id', '../x', 'x', 'h'], '--id'), (['--timeout', '0', 'x', 'h'], '--timeout: "0" (permitted: 1..86400)'),
                        (['--fallback', 'maybe', 'x', 'h'], 'permitted: off|go'), (['--nonsense', 'x', 'h'], '--help'),
+                       (['--domain', 'd', '--lease', '10', 'qemu+ssh://h/system'], '--lease: not with --domain'),
                        (['--launcher', 'ssh', 'x', 'h'], '{cmd}')):
         out = subprocess.run([common.FARFORK, 'move', *args], stdout=subprocess.PIPE,
                              stderr=subprocess.STDOUT, text=True, timeout=20, check=False)
