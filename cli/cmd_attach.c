@@ -38,7 +38,8 @@ static int attach_usage(FILE *out)
         "  --json                  print events, a JSON object a line\n"
         "  -h, --help              print this text\n\n"
         "Exit code: 0 the guest runs at the destination; 1 it is at the source still; 2 usage; 3 it\n"
-        "is lost, incomplete or unknown: the message says what to do.\n",
+        "is lost, incomplete or unknown: the message says what to do. There the source's side holds its QEMU, and\n"
+        "ends with that, or by SIGTERM, which leaves it stopped (SIGSTOP).\n",
         out);
     return out == stdout ? 0 : EXIT_USAGE;
 }

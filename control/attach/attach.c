@@ -96,6 +96,16 @@ int attach_interrupt(struct attach *a, struct ff_error *why)
     return early ? 0 : ff_error_set(why, EBUSY, "the guest was let go of");
 }
 
+/* A source that only holds its QEMU any more: leave that */
+static bool leave_lost(struct attach *a)
+{
+    pthread_mutex_lock(&a->lock);
+    bool lost = a->left = a->lost;
+    pthread_cond_broadcast(&a->changed);
+    pthread_mutex_unlock(&a->lock);
+    return lost;
+}
+
 static void stop_signals(sigset_t *set)
 {
     sigemptyset(set);
@@ -117,7 +127,7 @@ static void *wait_signals(void *opaque)
         if (number == SIGUSR1)
             break;
         ff_error_set(&why, EINTR, "attach: ended by signal %d", number);
-        if (attach_interrupt(a, &why))
+        if (attach_interrupt(a, &why) && !leave_lost(a))
             attach_event(a, "refused",
                          json_pack("{s:s}", "reason", "the guest was let go of: without this program its memory "
                                                       "would be lost; it ends by itself"));

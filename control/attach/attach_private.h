@@ -103,6 +103,7 @@ struct attach {
     const char *take_back;   /* what has become of that, as query-migrate has it; NULL: nothing was said since the link broke */
     char not_started[32];    /* source: somebody knows that the destination never ran the guest */
     bool hears_not_started;  /* ... and it may still be said */
+    bool lost, left;         /* source: no link comes any more, and its QEMU is held until somebody says what; or leaves it so */
     bool is_over, said_last; /* the status is the last one; a client has heard it */
     bool cont_done, cont_waits; /* waits: of the main thread, which has given up */
     int watch_rc; /* destination: what ended its watch; known once that thread has been joined */
@@ -125,7 +126,7 @@ void attach_close(struct attach *a);
 
 /* Any thread: end the attempt. The first reason stays */
 void attach_fail(struct attach *a, const struct ff_error *why);
-/* Any thread: as a signal does. -EBUSY: too late */
+/* Any thread: before GO, end the attempt. -EBUSY: too late */
 int attach_interrupt(struct attach *a, struct ff_error *why);
 /* 0, or what attach_fail() was told, or a signal */
 int attach_check(struct attach *a, struct ff_error *err);

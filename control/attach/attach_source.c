@@ -9,7 +9,7 @@
 #include "attach_domain.h"
 #include "thread.h"
 
-#define NOT_STARTED_S 60 /* farfork move waits for the end of the QEMU there, and asks lists */
+#define END_LOOK_NS 100000000u
 
 static int serve_there(struct attach *a, struct ff_error *err)
 {
@@ -20,19 +20,26 @@ static int serve_there(struct attach *a, struct ff_error *err)
     return rc ? rc : ff_source_wait_done(a->source, err);
 }
 
-/* No link comes any more: @rc. Who looks after the QEMU there may see only now that it has ended, and that nothing ran in
- * it. A destination that refuses has been told otherwise */
-static int await_not_started(struct attach *a, int rc, struct ff_error *err)
+/* No link comes any more: @rc. The QEMU here is held for as long as it lives: so that neither SIGCONT nor what its monitor was
+ * told meanwhile makes it run. Who looks after the QEMU there may see only later that nothing ran in it. A destination that
+ * refuses has been told otherwise */
+static int hold_on(struct attach *a, int rc, struct ff_error *err)
 {
-    uint64_t end = ff_now_ns() + NOT_STARTED_S * 1000000000ull;
-    bool may_come = a->monitor && rc != -EREMOTEIO && !ff_source_runs_there(a->source);
+    bool may_come = a->monitor && rc != -EREMOTEIO && !ff_source_runs_there(a->source), ended = false;
 
     ff_source_pause(a->source); /* a destination that waits for GO is not to wait for it any longer */
+    attach_say_why(a, "lost", err);
     pthread_mutex_lock(&a->lock);
-    while (may_come && a->stage == ATTACH_GONE && !*a->not_started && !ff_cond_wait_until(&a->changed, &a->lock, end))
-        ;
-    a->hears_not_started = false;
-    bool is = *a->not_started;
+    a->hears_not_started = may_come;
+    a->lost = true;
+    while (!(may_come && *a->not_started) && !a->left && !ended) {
+        ff_cond_wait_until(&a->changed, &a->lock, ff_now_ns() + END_LOOK_NS);
+        pthread_mutex_unlock(&a->lock);
+        ended = !attach_qemu_is_there(a);
+        pthread_mutex_lock(&a->lock);
+    }
+    a->hears_not_started = a->lost = false;
+    bool is = may_come && *a->not_started;
     pthread_mutex_unlock(&a->lock);
     return is ? ff_source_not_started(a->source, a->not_started, err) : rc;
 }
@@ -123,7 +130,7 @@ static int give_away(struct attach *a, struct ff_error *err)
     while (rc) {
         attach_say_why(a, "paused", err);
         if (!a->reconnect_ms)
-            return await_not_started(a, rc == -ETIME ? -EIO : rc, err); /* an adapter's: only a resume knows better */
+            return hold_on(a, rc == -ETIME ? -EIO : rc, err); /* an adapter's: only a resume knows better */
         rc = ff_address_fallback(a->address) ? find_link(a, &why)
                                              : ff_source_resume(a->source, NULL, (int)a->reconnect_ms, &why);
         if (rc)
@@ -131,7 +138,7 @@ static int give_away(struct attach *a, struct ff_error *err)
         if (rc == -ETIME || rc == -EKEYREVOKED)
             return rc;
         if (rc)
-            return await_not_started(a, rc, err);
+            return hold_on(a, rc, err);
         drop_take_back(a);
         attach_event(a, "resumed", NULL);
         rc = serve_there(a, err);
@@ -200,10 +207,8 @@ static int follow_source(struct attach *a)
         return stay_here(a, &why);
     if (rc == -EKEYREVOKED)
         return stay_taken_back(a);
-    if (rc) {
-        attach_say_why(a, "lost", &why);
+    if (rc)
         return ATTACH_EXIT_TROUBLE;
-    }
     attach_save_over(a, 0);
     attach_event(a, "complete", NULL);
     return 0;

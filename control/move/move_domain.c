@@ -44,6 +44,7 @@ struct domain_side {
     bool over;           /* its output has ended */
     json_int_t port;     /* destination */
     json_t *ended;       /* its summary; NULL: not yet */
+    bool lost;           /* source: it only holds its QEMU any more */
     char *reason, *note; /* why it came to nothing; what else is to be said */
     int code;
     bool killed;
@@ -84,6 +85,7 @@ static void on_side_line(void *opaque, const char *line)
         take_text(&side->note, e);
     else if (!strcmp(name, "ended"))
         side->ended = json_incref(e);
+    side->lost |= !strcmp(name, "lost");
 }
 
 static void read_side(struct domain_side *side)
@@ -292,9 +294,9 @@ static int run_sides(struct domain_move *m)
 
     if (!rc)
         rc = start_source(m);
-    while (!rc && !m->here.over)
+    while (!rc && !m->here.over && !m->here.lost)
         wait_sides(m, -1);
-    int code = rc ? MOVE_EXIT_HERE : m->here.killed ? give_back_domain(m) : m->here.code;
+    int code = rc ? MOVE_EXIT_HERE : m->here.lost ? MOVE_EXIT_TROUBLE : m->here.killed ? give_back_domain(m) : m->here.code;
     if (code == MOVE_EXIT_HERE)
         spawn_close_input(&m->there.run); /* it may wait for a source still */
     uint64_t end = ff_now_ms() + END_LIMIT_MS;

@@ -4,15 +4,18 @@
 
 Debian's own QEMU 7.2. Arguments: parts of the names of cases; default: all.
 """
+import json
 import os
 import signal
+import subprocess
+import time
 
 import common
 from attaching import Move, Parent, chosen, folder_there, logged, side_here, side_there, state_of
 from common import Failed, check_ledger, wait_for
 from farfork_move import There, check_here, listed, pid_there, there
 from forked import SLOW
-from stocks import OLDEST, qemu_of
+from stocks import OLDEST, Stock, qemu_of
 
 
 def killed_with_go(t, accel):
@@ -80,8 +83,8 @@ def after_go(t, accel, kills_here):
             m.end(3, 'lost' if not kills_here else 'broken')
             if kills_here and a.proc.wait(10) != -signal.SIGKILL:
                 raise Failed('the QEMU here goes on without who held it')
-        if a.proc.poll() is None and state_of(a) != 'T':   # no monitor is heard
-            raise Failed('the QEMU here runs')
+        if a.proc.wait(10) != -signal.SIGKILL:
+            raise Failed('the QEMU here goes on')
 
 
 def side_there_dies(t, accel, kills, code, state, text):
@@ -115,6 +118,51 @@ def wrapped(t, accel):
             raise Failed('the guest runs here, and its QEMU there was alive')
 
 
+class Side:
+    """A farfork attach, started by hand, and its events."""
+
+    def __init__(self, side, qmp, *args, faults=None):
+        env = {**os.environ, **({'FARFORK_FAILPOINTS': faults} if faults else {})}
+        self.proc = subprocess.Popen([common.FARFORK, 'attach', '--json', '--' + side, '--qmp', qmp, *args],
+                                     stdout=subprocess.PIPE, text=True, env=env)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.proc.kill()
+        self.proc.communicate(timeout=30)
+
+    def event(self, name):
+        for line in self.proc.stdout:
+            e = json.loads(line)
+            if e['event'] == name:
+                return e
+        raise Failed(f'no event {name}')
+
+
+def nobody_knows(t, accel):
+    """Neither SIGCONT nor a command that its monitor got meanwhile makes the QEMU here run."""
+    second, path = os.path.join(t.work, 'b.second'), os.path.join(t.work, 'b.stream')
+    with Parent(t, accel, 'anon') as a, \
+            Stock(t, 'b', accel, incoming=True, extra=('-qmp', f'unix:{second},server=on,wait=off')):
+        a.start_load()
+        with Side('destination', second, '--connect', path, '127.0.0.1:0,reconnect=1', faults=SLOW) as there_, \
+                Side('source', a.second, f'127.0.0.1:{there_.event("listening")["port"]},reconnect=1') as here:
+            there_.event('running')
+            there_.proc.kill()
+            here.event('lost')
+            a.qmp_sock.sendall(b'{"execute":"cont"}\n')
+            os.kill(a.proc.pid, signal.SIGCONT)
+            time.sleep(0.3)         # nothing happens: that can be waited for by time alone
+            if state_of(a) != 't':
+                raise Failed(f'the QEMU here is {state_of(a)}')
+            here.proc.terminate()
+            here.event('ended')
+            if here.proc.wait(20) != 3 or state_of(a) != 'T':
+                raise Failed(f'exit code {here.proc.returncode}, the QEMU here is {state_of(a)}')
+
+
 def run(t):
     accel = t.best_accel()
     for name, case in chosen(
@@ -127,6 +175,7 @@ def run(t):
                                                                              'never ran the guest')),
             ('likewise, and another program started the QEMU there', lambda: wrapped(t, accel)),
             ('who attaches there is killed', lambda: side_there_dies(t, accel, None, 3, 'broken', 'waits for ever')),
+            ('nobody knows', lambda: nobody_knows(t, accel)),
             ('the destination dies', lambda: after_go(t, accel, False))):
         with t.case(name):
             case()
