@@ -322,7 +322,7 @@ static bool on_guest(struct agent *a, struct agent_vm *vm)
         return false;
     if (vm->end_ms && ff_now_ms() > vm->end_ms)
         agent_vm_kill(vm);
-    return agent_port_raise_links(vm->channel, vm->qmp) || vm->end_ms || events == EVENTS_A_TURN;
+    return agent_port_raise_links(vm->channel, vm->qmp) || vm->end_ms || vm->word_ms || events == EVENTS_A_TURN;
 }
 
 /* Overlays are gone by the time that the end is told */

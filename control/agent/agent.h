@@ -42,6 +42,7 @@ struct agent_vm {
     bool ready, exited;      /* its guest has said so */
     uint64_t begun_ms;
     uint64_t end_ms;         /* its guest is done: killed then; 0: it is not */
+    uint64_t word_ms;        /* it has ended; until then who serves it may write down that its guest had shut itself down */
     char *how; /* it has been reaped: how it ended, and its exit code (-1: a signal) */
     int code;
     bool told;               /* its end was */

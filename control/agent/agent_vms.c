@@ -32,6 +32,7 @@
 #include "rundir.h"
 
 #define LAST_WORDS_BYTES 600
+#define WORD_LIMIT_MS 1000
 
 const char *agent_vm_state_name(enum agent_vm_state s)
 {
@@ -216,6 +217,21 @@ static bool end_never_run(const struct agent_vms *k)
     return any;
 }
 
+/* It has ended in order, and a process beside it, which hears why from its monitor, may be about to write that down */
+static bool awaits_word(const struct agent_vms *k, struct agent_vm *vm, const siginfo_t *ended)
+{
+    bool has_side = false;
+
+    for (size_t i = 0; i < k->n; i++)
+        has_side |= k->v[i].is_side && k->v[i].state != AGENT_VM_ENDED;
+    if (vm->is_side || !has_side || !vm->shut_down_file || ended->si_code != CLD_EXITED || ended->si_status ||
+        rundir_was_left(vm->shut_down_file) != LEFT_NO)
+        return false;
+    if (!vm->word_ms)
+        vm->word_ms = ff_now_ms() + WORD_LIMIT_MS;
+    return ff_now_ms() < vm->word_ms;
+}
+
 bool agent_vms_reap(struct agent_vms *k)
 {
     siginfo_t ended;
@@ -230,6 +246,8 @@ bool agent_vms_reap(struct agent_vms *k)
             continue;
         if (vm->is_side && end_never_run(k))
             continue; /* that is said first */
+        if (awaits_word(k, vm, &ended))
+            continue;
         agent_vm_kill(vm); /* what is left of its group, while the number is still its own */
         if (waitpid(vm->pid, &status, WNOHANG) != vm->pid)
             continue;

@@ -191,8 +191,12 @@ static int follow_dest(struct attach *a)
         return ATTACH_EXIT_HERE;
     }
     struct ff_error refused = {0};
+    attach_shut_down_begin(a);
     rc = fetch_all(a, &refused, &why);
+    attach_shut_down_end(a);
     bool all = !rc;
+    if (!all)
+        attach_shut_down_look(a);
     if (rc == -EKEYREVOKED) { /* and it has stopped here, for good */
         attach_say_why(a, "failed", &why);
         leash_kill(&a->leash);

@@ -69,6 +69,7 @@ static void lease_changed(void *opaque, bool may_run)
     if (!may_run) {
         a->lease_ran = runs && a->was_running && stop_by_monitor(a);
         leash_stop(&a->leash);
+        attach_shut_down_look(a);
         attach_event(a, "no-lease", NULL);
         return;
     }

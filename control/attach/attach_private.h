@@ -81,8 +81,10 @@ struct attach {
     unsigned reconnect_ms;
     size_t state_bytes;
     int stop_fd; /* readable: QMP's waits end */
-    pthread_t signal_thread, input_thread, cont_thread, finish_thread;
-    bool has_signals, has_input, has_finish, has_cont;
+    pthread_t signal_thread, input_thread, cont_thread, finish_thread, events_thread;
+    bool has_signals, has_input, has_finish, has_cont, has_events;
+    _Atomic bool events_over;
+    int is_down; /* destination, under @qmp_lock: what is written down of its guest's shutdown; -1: that failed */
     /* under @lock */
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -199,6 +201,12 @@ void attach_precopy_end(struct attach *a); /* nothing of it is left in the guest
 void attach_lease_offer(struct attach *a); /* before anybody comes */
 int attach_lease_bind(struct attach *a, struct ff_error *err); /* before READY; -ENOTSUP: a disk is no overlay */
 void attach_lease_end(struct attach *a); /* the source has let go for good */
+
+/* --- attach_shut_down.c: the destination, from GO on --- */
+
+void attach_shut_down_begin(struct attach *a);
+void attach_shut_down_look(struct attach *a); /* now: its QEMU stands still, or has ended */
+void attach_shut_down_end(struct attach *a);
 
 /* --- attach_load.c: the destination, before READY --- */
 

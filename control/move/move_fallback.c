@@ -155,7 +155,7 @@ void move_fallback_keep(struct move *m)
 
 /* --- taking back --- */
 
-/* A QEMU that is attached to does not write that down; but one that was lost does not end so */
+/* Where the process beside a QEMU was lost nobody writes that down; but a QEMU that was lost does not end so */
 bool move_may_have_shut_down(struct move *m)
 {
     const struct vm *k = move_child(m);

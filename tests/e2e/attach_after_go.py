@@ -4,6 +4,7 @@
 
 Debian's own QEMU 7.2. Arguments: parts of the names of cases; default: all.
 """
+import contextlib
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ import time
 
 import common
 from attaching import Move, Parent, chosen, folder_there, logged, side_here, side_there, state_of
-from common import Failed, check_ledger, wait_for
+from common import Failed, GuestError, check_ledger, wait_for
 from farfork_move import There, check_here, listed, pid_there, there
 from forked import SLOW
 from stocks import OLDEST, Stock, qemu_of
@@ -163,6 +164,17 @@ def nobody_knows(t, accel):
                 raise Failed(f'exit code {here.proc.returncode}, the QEMU here is {state_of(a)}')
 
 
+def shut_down_there(t, accel):
+    """Before all of its memory was there: it has ended, and its agent knows why."""
+    with Parent(t, accel, 'anon') as a:
+        a.start_load()
+        with Move(t, a, '--options', 'prefill=off') as m:
+            wait_for('the guest there', 20, lambda: m.proc.poll() is None and logged(m, 'running'))
+            with There(t, 'down', folder_there(m), pid_there(m)) as b, contextlib.suppress(GuestError):
+                common.hmp(b, 'o/h 0x604 0x2000')       # SLP_EN of the PIIX4's PM1a control
+            m.end(3, 'ended', 'shut itself down on')
+
+
 def run(t):
     accel = t.best_accel()
     for name, case in chosen(
@@ -176,6 +188,7 @@ def run(t):
             ('likewise, and another program started the QEMU there', lambda: wrapped(t, accel)),
             ('who attaches there is killed', lambda: side_there_dies(t, accel, None, 3, 'broken', 'waits for ever')),
             ('nobody knows', lambda: nobody_knows(t, accel)),
+            ('shut down there', lambda: shut_down_there(t, accel)),
             ('the destination dies', lambda: after_go(t, accel, False))):
         with t.case(name):
             case()
