@@ -121,6 +121,29 @@ def one_at_a_time(t, accel):
                 check_ledger(a, b, sweeps=1)
 
 
+def exported(t, accel):
+    """An export that writes is refused; readers are cut off, and a note says so."""
+    disk = os.path.join(t.work, 'exported.raw')
+    with open(disk, 'wb') as f:
+        f.truncate(1 << 20)
+    with Parent(t, accel, 'anon', devices=('-blockdev', f'driver=raw,node-name=d0,file.driver=file,file.filename={disk}',
+                                           '-device', 'virtio-blk-pci,drive=d0,share-rw=on')) as a:
+        a.start_load()
+        a.qmp('nbd-server-start', addr={'type': 'unix', 'data': {'path': os.path.join(t.work, 'nbd')}})
+        a.qmp('block-export-add', type='nbd', id='w', node_name='d0', writable=True)
+        with Move(t, a) as m:
+            m.end(1, 'here', "export 'w'")
+            check_here(m, a)
+        a.qmp('block-export-del', id='w')
+        wait_for('end of the export', 20, lambda: not a.qmp('query-block-exports'))
+        a.qmp('block-export-add', type='nbd', id='r', node_name='d0')
+        with Move(t, a) as m:
+            with there(t, 'exported', m.end(0, 'there')) as b:
+                check_ledger(a, b, sweeps=1)
+            if "export 'r' (nbd) of disk " not in ' '.join(m.result['notes']):
+                raise Failed(f'no note of the reader: {m.result["notes"]}')
+
+
 def ended_here(t, accel):
     """Its QEMU here ends before GO, perhaps since somebody else has moved it."""
     with Parent(t, accel, 'anon') as a:
@@ -147,6 +170,7 @@ def run(t):
             ('the QEMU here ends', lambda: ended_here(t, accel)),
             ('refused', lambda: refused(t, accel)),
             ('interrupted', lambda: interrupted(t, accel)),
+            ('an export that is read', lambda: exported(t, accel)),
             ('one at a time', lambda: one_at_a_time(t, accel))):
         with t.case(name):
             case()

@@ -17,7 +17,7 @@ class Parent(Stock):
 
     def __init__(self, t, accel, memory, devices=(), **more):
         self.second = os.path.join(t.work, 'parent.second')
-        more.setdefault('load', common.LOAD)
+        more = {'load': common.LOAD, 'mem_mib': 128, **more}
         super().__init__(t, 'parent', accel, memory,
                          extra=('-qmp', f'unix:{self.second},server=on,wait=off', *devices), **more)
 

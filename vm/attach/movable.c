@@ -21,12 +21,14 @@
  *              Two spaces are a level. A name has no space, so the type is what is in the last
  *              parentheses. Plugged devices and those without a name are there, too.
  *
- * Limits       Whether an export of a disk is writable is not shown: each is refused.
+ * Limits       An export that only reads is left behind: what it serves stands still with QEMU, and ends with it. Where QEMU
+ *              does not tell whether one writes it is refused.
  */
 #include <errno.h>
 #include <string.h>
 
 #include "autojson.h"
+#include "block_graph.h"
 #include "device_state.h"
 #include "movable.h"
 #include "xalloc.h"
@@ -149,9 +151,30 @@ static int check_netdevs(struct qmp *q, struct ff_error *err)
     return rc;
 }
 
-static int check_users_of_disks(struct qmp *q, struct ff_error *err)
+static int check_exports(struct qmp *q, struct ff_error *err)
 {
-    FF_AUTO_JSON json_t *jobs = NULL, *exports = NULL;
+    FF_AUTO_JSON json_t *exports = NULL, *graph = NULL;
+    int rc = qmp_command(q, "query-block-exports", NULL, &exports, err);
+
+    if (rc || !json_array_size(exports))
+        return rc;
+    rc = qmp_command(q, "x-debug-query-block-graph", NULL, &graph, err);
+    if (rc == -EREMOTEIO) /* it has none: refused below */
+        rc = 0;
+    for (size_t i = 0; !rc && i < json_array_size(exports); i++) {
+        const json_t *e = json_array_get(exports, i);
+
+        if (block_graph_is_written_apart(graph, text_of(e, "node-name")))
+            return ff_error_set(err, EBUSY, "move: export '%s' (%s) of disk '%s' %s: end it first (block-export-del)",
+                                text_of(e, "id"), text_of(e, "type"), text_of(e, "node-name"),
+                                graph ? "is writable" : "may be writable, which this QEMU does not tell");
+    }
+    return rc;
+}
+
+static int check_jobs(struct qmp *q, struct ff_error *err)
+{
+    FF_AUTO_JSON json_t *jobs = NULL;
     int rc = qmp_command(q, "query-jobs", NULL, &jobs, err);
 
     for (size_t i = 0; !rc && i < json_array_size(jobs); i++) {
@@ -163,16 +186,6 @@ static int check_users_of_disks(struct qmp *q, struct ff_error *err)
                 "move: job '%s' (%s) is under way, and would not go along: wait for "
                 "its end, or cancel it (job-cancel)",
                 text_of(j, "id"), text_of(j, "type"));
-    }
-    if (!rc)
-        rc = qmp_command(q, "query-block-exports", NULL, &exports, err);
-    if (!rc && json_array_size(exports)) {
-        const json_t *e = json_array_get(exports, 0);
-
-        rc = ff_error_set(err, EBUSY,
-                          "move: export '%s' (%s) of disk '%s' would not go along: end it first "
-                          "(block-export-del)",
-                          text_of(e, "id"), text_of(e, "type"), text_of(e, "node-name"));
     }
     return rc;
 }
@@ -187,5 +200,7 @@ int movable_check(struct qmp *q, struct ff_error *err)
         rc = check_tree(q, "info qom-tree /objects", err);
     if (!rc)
         rc = check_netdevs(q, err);
-    return rc ? rc : check_users_of_disks(q, err);
+    if (!rc)
+        rc = check_jobs(q, err);
+    return rc ? rc : check_exports(q, err);
 }

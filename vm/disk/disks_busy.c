@@ -10,8 +10,7 @@
  *              export's client is cut off; a filter is missing in the new QEMU.
  * Picture      query-jobs, query-block-exports         which there are
  *              x-debug-query-block-graph               of which disk: the edge "main node" of a
- *                                                      job; whether an export writes: an edge of a
- *                                                      backend without a name
+ *                                                      job; whether an export writes: block_graph.h
  *              query-named-block-nodes                 the image of a node, and filters
  * Failure      without the graph a job is refused all the same, and so is every export: whether it
  *              writes is not known.
@@ -22,6 +21,7 @@
 #include <string.h>
 
 #include "autojson.h"
+#include "block_graph.h"
 #include "disks.h"
 #include "qemu_opts.h"
 #include "qmp.h"
@@ -35,28 +35,6 @@ static bool is_any_of(const char *word, const char *const *list)
 
 /* --- the graph --- */
 
-static const json_t *find_node(const json_t *graph, const char *type, const char *name)
-{
-    size_t i;
-    json_t *n;
-
-    json_array_foreach(json_object_get(graph, "nodes"), i, n)
-        if (!strcmp(text_of(n, "type"), type) && !strcmp(text_of(n, "name"), name))
-            return n;
-    return NULL;
-}
-
-static const json_t *node_by_id(const json_t *graph, const json_t *id)
-{
-    size_t i;
-    json_t *n;
-
-    json_array_foreach(json_object_get(graph, "nodes"), i, n)
-        if (id && json_equal(json_object_get(n, "id"), id))
-            return n;
-    return NULL;
-}
-
 /* The node-name below @parent by the edge @name */
 static const char *node_below(const json_t *graph, const json_t *parent, const char *name)
 {
@@ -66,42 +44,13 @@ static const char *node_below(const json_t *graph, const json_t *parent, const c
     json_array_foreach(json_object_get(graph, "edges"), i, e)
         if (parent && json_equal(json_object_get(e, "parent"), json_object_get(parent, "id")) &&
             !strcmp(text_of(e, "name"), name))
-            return text_of(node_by_id(graph, json_object_get(e, "child")), "name");
+            return text_of(block_graph_by_id(graph, json_object_get(e, "child")), "name");
     return "";
-}
-
-static bool may_write(const json_t *edge)
-{
-    size_t i;
-    json_t *perm;
-
-    json_array_foreach(json_object_get(edge, "perm"), i, perm)
-        if (!strcmp(json_string_value(perm), "write") || !strcmp(json_string_value(perm), "resize"))
-            return true;
-    return false;
-}
-
-/* By a backend that is neither a drive nor a device's, as that of an export is */
-static bool is_written_apart(const json_t *graph, const char *node)
-{
-    const json_t *id = json_object_get(find_node(graph, "block-driver", node), "id");
-    size_t i;
-    json_t *e;
-
-    if (!id)
-        return true;
-    json_array_foreach(json_object_get(graph, "edges"), i, e) {
-        const json_t *parent = node_by_id(graph, json_object_get(e, "parent"));
-        if (json_equal(json_object_get(e, "child"), id) && may_write(e) && !*text_of(parent, "name") &&
-            !strcmp(text_of(parent, "type"), "block-backend"))
-            return true;
-    }
-    return false;
 }
 
 static bool has_parent(const json_t *graph, const char *node)
 {
-    const json_t *id = json_object_get(find_node(graph, "block-driver", node), "id");
+    const json_t *id = json_object_get(block_graph_node(graph, "block-driver", node), "id");
     size_t i;
     json_t *e;
 
@@ -128,7 +77,7 @@ static int refuse_jobs(const struct disks_busy *b, struct ff_error *why)
 
     json_array_foreach(b->jobs, i, job) {
         const char *id = text_of(job, "id");
-        const char *disk = node_image(b, node_below(b->graph, find_node(b->graph, "block-job", id),
+        const char *disk = node_image(b, node_below(b->graph, block_graph_node(b->graph, "block-job", id),
                                                   "main node"));
         if (!is_any_of(text_of(job, "status"), over))
             return ff_error_set(why, EBUSY,
@@ -147,7 +96,7 @@ static int refuse_exports(const struct disks_busy *b, struct strv *notes, struct
     json_array_foreach(b->exports, i, e) {
         const char *id = text_of(e, "id"), *type = text_of(e, "type"),
                    *node = text_of(e, "node-name"), *disk = node_image(b, node);
-        if (!b->graph || is_written_apart(b->graph, node))
+        if (block_graph_is_written_apart(b->graph, node))
             return ff_error_set(why, EBUSY, "export '%s' (%s) of disk %s %s: end it first (QMP "
                                 "block-export-del)", id, type, disk,
                                 b->graph ? "is writable" : "may be writable, which this QEMU does not tell");

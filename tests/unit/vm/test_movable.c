@@ -15,11 +15,11 @@
 
 /* What the QEMU says */
 static struct says {
-    const char *tree, *objects, *network, *jobs, *exports, *blob;
+    const char *tree, *objects, *network, *jobs, *exports, *blob, *graph; /* NULL: it has no such command, or property */
 } says;
 
 static const struct says plain = {
-    PLAIN, "/objects (container)\r\n", " \\ u: index=0,type=user\r\n", "[]", "[]", "false"};
+    PLAIN, "/objects (container)\r\n", " \\ u: index=0,type=user\r\n", "[]", "[]", "false", NULL};
 
 static json_t *text_answer(const char *line)
 {
@@ -36,6 +36,8 @@ static json_t *answer_to(const char *name, json_t *arguments)
         return json_pack("[{ss}]", "name", "xen-save-devices-state");
     if (!strcmp(name, "query-jobs"))
         return json_loads(says.jobs, 0, NULL);
+    if (!strcmp(name, "x-debug-query-block-graph"))
+        return says.graph ? json_loads(says.graph, 0, NULL) : NULL;
     if (!strcmp(name, "query-block-exports"))
         return json_loads(says.exports, 0, NULL);
     if (!strcmp(name, "human-monitor-command"))
@@ -53,9 +55,9 @@ static int carry(void *opaque, const char *line, int fd, char **answer, struct f
 {
     assert_int_equal(fd, -1);
     json_t *m = json_loads(line, 0, NULL);
-    json_t *a = json_pack("{so}", "return",
-                          answer_to(json_string_value(json_object_get(m, "execute")),
-                                    json_object_get(m, "arguments")));
+    json_t *is = answer_to(json_string_value(json_object_get(m, "execute")), json_object_get(m, "arguments"));
+    json_t *a = is ? json_pack("{so}", "return", is)
+                   : json_pack("{s{ss ss}}", "error", "class", "CommandNotFound", "desc", "The command has not been found");
 
     (void)opaque;
     (void)why;
@@ -144,16 +146,31 @@ static void test_unknown(void **unused)
     assert_refused(that, EPROTO, "no object");
 }
 
+/* The device's backend writes to it, an export's does this */
+#define GRAPH(perm)                                                                                \
+    "{\"nodes\":[{\"id\":1,\"type\":\"block-backend\",\"name\":\"d0\"},{\"id\":2,\"type\":\"block-backend\",\"name\":\"\"}," \
+    "{\"id\":3,\"type\":\"block-driver\",\"name\":\"disk\"}],\"edges\":[{\"parent\":1,\"child\":3,\"perm\":[\"write\"]}," \
+    "{\"parent\":2,\"child\":3,\"perm\":[\"" perm "\"]}]}"
+
 static void test_disks(void **unused)
 {
     struct says that = plain;
+    struct ff_error err;
 
     (void)unused;
     that.jobs = "[{\"id\":\"j\",\"type\":\"mirror\",\"status\":\"running\"}]";
     assert_refused(that, EBUSY, "job 'j' (mirror)");
     that.jobs = "[]";
     that.exports = "[{\"id\":\"e\",\"type\":\"nbd\",\"node-name\":\"disk\"}]";
-    assert_refused(that, EBUSY, "export 'e' (nbd) of disk 'disk'");
+    assert_refused(that, EBUSY, "export 'e' (nbd) of disk 'disk' may be writable");
+    that.graph = GRAPH("write");
+    assert_refused(that, EBUSY, "export 'e' (nbd) of disk 'disk' is writable");
+    that.graph = "{\"nodes\":[],\"edges\":[]}";
+    assert_refused(that, EBUSY, "export 'e' (nbd) of disk 'disk' is writable");
+    that.graph = GRAPH("consistent-read");
+    assert_ok(check(that, &err), err);
+    that.exports = "[{\"id\":\"e\",\"type\":\"nbd\",\"node-name\":\"disk\"},{\"id\":\"f\",\"type\":\"nbd\",\"node-name\":\"x\"}]";
+    assert_refused(that, EBUSY, "export 'f' (nbd) of disk 'x'");
 }
 
 UNIT_MAIN(cmocka_unit_test(test_plain), cmocka_unit_test(test_devices),
