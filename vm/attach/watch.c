@@ -33,6 +33,7 @@
 #include "cleanup.h"
 #include "inject.h"
 #include "watch.h"
+#include "watch_private.h"
 #include "xalloc.h"
 
 #ifndef MADV_DONTNEED_LOCKED
@@ -84,8 +85,7 @@ void watch_drop_device(struct qmp *q, struct watch_device *d)
     d->there = -1;
 }
 
-/* What an ioctl(2) does depends on what it is called with */
-static int check_device(pid_t pid, int there, struct ff_error *err)
+int watch_check_device(pid_t pid, int there, struct ff_error *err)
 {
     FF_AUTO_FREE char *path = xprintf("/proc/%d/fd/%d", (int)pid, there);
     struct stat is, want;
@@ -119,29 +119,35 @@ static int check_can_watch(pid_t pid, const struct outside_block *b, bool *is_sh
     return 0;
 }
 
-static int make_there(struct inject *in, void *opaque, struct ff_error *err)
+int watch_make(struct inject *in, struct watch *w, int device, struct ff_error *err)
 {
     const uint64_t flags = O_CLOEXEC | O_NONBLOCK; /* without UFFD_USER_MODE_ONLY: KVM's faults are the kernel's */
-    struct begin *b = opaque;
-    const uint64_t by_device[INJECT_ARGS] = {(uint64_t)b->device, USERFAULTFD_IOC_NEW, flags};
+    const uint64_t by_device[INJECT_ARGS] = {(uint64_t)device, USERFAULTFD_IOC_NEW, flags};
     const uint64_t by_call[INJECT_ARGS] = {flags};
     int64_t fd;
-    int rc = b->device >= 0 ? inject_call(in, SYS_ioctl, by_device, &fd, err)
-                            : inject_call(in, SYS_userfaultfd, by_call, &fd, err);
+    int rc = device >= 0 ? inject_call(in, SYS_ioctl, by_device, &fd, err)
+                         : inject_call(in, SYS_userfaultfd, by_call, &fd, err);
 
     if (rc)
         return rc;
     if (fd == -EPERM)
         return ff_error_set(err, EPERM, "process %d may make no userfaultfd: give the user that runs farfork access to "
                             DEVICE " (see farfork doctor), or run that QEMU as root, or set "
-                            "vm.unprivileged_userfaultfd=1 (sysctl)", (int)b->w->pid);
+                            "vm.unprivileged_userfaultfd=1 (sysctl)", (int)w->pid);
     if (fd < 0)
-        return ff_error_set(err, (int)-fd, "process %d: make a userfaultfd: %s", (int)b->w->pid, strerror((int)-fd));
-    b->w->there = (int)fd;
+        return ff_error_set(err, (int)-fd, "process %d: make a userfaultfd: %s", (int)w->pid, strerror((int)-fd));
+    w->there = (int)fd;
     return 0;
 }
 
-static int register_blocks(struct watch *w, struct ff_error *err)
+static int make_there(struct inject *in, void *opaque, struct ff_error *err)
+{
+    const struct begin *b = opaque;
+
+    return watch_make(in, b->w, b->device, err);
+}
+
+int watch_take(struct watch *w, struct ff_error *err)
 {
     struct uffdio_api api = {.api = UFFD_API};
 
@@ -150,14 +156,26 @@ static int register_blocks(struct watch *w, struct ff_error *err)
         return ff_error_set(err, -w->fd, "process %d: take its userfaultfd: %s", (int)w->pid, strerror(-w->fd));
     if (ioctl(w->fd, UFFDIO_API, &api))
         return ff_error_set(err, errno, "process %d: userfaultfd: %s", (int)w->pid, strerror(errno));
-    for (unsigned i = 0; i < w->n; i++) {
-        struct uffdio_register r = {.range = {w->blocks[i].hva, w->blocks[i].len_bytes},
-                                    .mode = UFFDIO_REGISTER_MODE_MISSING};
-        if (ioctl(w->fd, UFFDIO_REGISTER, &r))
-            return ff_error_set(err, errno, "process %d: watch block %s: %s%s", (int)w->pid, w->blocks[i].name,
-                                strerror(errno), errno == EBUSY ? ": another userfaultfd watches it" : "");
-    }
     return 0;
+}
+
+int watch_register(const struct watch *w, const struct outside_block *b, struct ff_error *err)
+{
+    struct uffdio_register r = {.range = {b->hva, b->len_bytes}, .mode = UFFDIO_REGISTER_MODE_MISSING};
+
+    if (!ioctl(w->fd, UFFDIO_REGISTER, &r))
+        return 0;
+    return ff_error_set(err, errno, "process %d: watch block %s: %s%s", (int)w->pid, b->name, strerror(errno),
+                        errno == EBUSY ? ": another userfaultfd watches it" : "");
+}
+
+static int register_blocks(struct watch *w, struct ff_error *err)
+{
+    int rc = watch_take(w, err);
+
+    for (unsigned i = 0; i < w->n && !rc; i++)
+        rc = watch_register(w, &w->blocks[i], err);
+    return rc;
 }
 
 static int empty_part(struct inject *in, const struct outside_block *b, uint64_t at, uint64_t len, bool is_shared,
@@ -207,7 +225,7 @@ int watch_begin(struct watch *w, pid_t pid, unsigned filters, int device, const 
     for (unsigned i = 0; i < n && !rc; i++)
         rc = check_can_watch(pid, &b[i], &w->is_shared[i], err);
     if (!rc && device >= 0)
-        rc = check_device(pid, device, err);
+        rc = watch_check_device(pid, device, err);
     if (!rc)
         rc = inject_run(pid, filters, make_there, &e, err);
     if (!rc)
@@ -302,7 +320,7 @@ static int end_by(struct watch *w, struct ff_error *err)
 
 int watch_end(struct watch *w, struct ff_error *err)
 {
-    int rc = w->there < 0 ? 0 : w->by >= 0 ? end_by(w, err) : inject_run(w->pid, w->filters, close_there, w, err);
+    int rc = w->by >= 0 ? end_by(w, err) : w->there >= 0 ? inject_run(w->pid, w->filters, close_there, w, err) : 0;
 
     watch_leave(w);
     w->there = -1;

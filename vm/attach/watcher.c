@@ -4,9 +4,12 @@
  */
 #include <errno.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -15,24 +18,37 @@
 #include "watcher.h"
 #include "xalloc.h"
 
-#define BLOCKS_MAX 128u /* of main memory: a QEMU has some */
+#define BLOCKS_MAX 512u /* as many as an image has regions */
 #define NAME_LEN 64
 #define DEPTH_MAX 64     /* of descendants */
 #define SANDBOX_FILTERS 1u /* what QEMU's -sandbox adds: it permits the calls that are made */
 #define LIMIT_S 10 /* and a second a GiB, which is emptied */
+#define FILES_LIMIT_S 120 /* other children come first, and all of them are started */
+
+enum kind { WATCH_MEMORY, WATCH_FILES };
 
 struct block {
     uint64_t hva, len_bytes;
     uint32_t psize, reserved;
+    struct watch_file file; /* WATCH_FILES */
     char name[NAME_LEN];
 };
 
 struct request {
     uint32_t pid, n;
     int32_t device; /* its number there; -1: none */
-    uint32_t reserved;
+    uint16_t kind, advice;
     struct block block[BLOCKS_MAX];
 };
+
+/* A process that has views of files, of which pages are missing perhaps, and the connection of who looks after it */
+struct kept {
+    int fd, pidfd;
+    struct watch w;
+};
+
+static struct kept *kept;
+static unsigned n_kept;
 
 /* --- the watcher --- */
 
@@ -52,12 +68,12 @@ static bool is_agents_own(int fd, pid_t agent)
     socklen_t len = sizeof(who);
 
     return !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &len) && who.uid == geteuid() &&
-           is_descendant(who.pid, agent);
+           (who.pid == agent || is_descendant(who.pid, agent));
 }
 
 static bool is_request(const struct request *q, ssize_t len)
 {
-    if (len < (ssize_t)offsetof(struct request, block) || !q->n || q->n > BLOCKS_MAX ||
+    if (len < (ssize_t)offsetof(struct request, block) || !q->n || q->n > BLOCKS_MAX || q->kind > WATCH_FILES ||
         (size_t)len != offsetof(struct request, block) + q->n * sizeof(q->block[0]))
         return false;
     for (unsigned i = 0; i < q->n; i++)
@@ -90,51 +106,141 @@ static void serve_watch(int fd, struct watch *w)
     }
 }
 
+/* --- views of files --- */
+
+/* Whoever looked after it has gone, or wants it gone: pages that it lacks do not come any more, and it would wait for them */
+static void drop_kept(unsigned i, bool kill_it)
+{
+    struct kept *k = &kept[i];
+
+    if (kill_it && k->pidfd >= 0)
+        syscall(SYS_pidfd_send_signal, k->pidfd, SIGKILL, NULL, 0);
+    ff_close_fd(&k->fd);
+    ff_close_fd(&k->pidfd);
+    watch_leave(&k->w);
+    *k = kept[--n_kept];
+}
+
+/* It needs nobody any more, says one byte; anything else, and the end of the connection, is the end of the process */
+static void hear_kept(unsigned i)
+{
+    struct watch_answer a = {0};
+    struct ff_error why = {0};
+    char x;
+    bool is_over = recv(kept[i].fd, &x, 1, MSG_DONTWAIT) == 1 && x == 'e';
+
+    if (is_over) { /* one that keeps its descriptor has one that watches nothing */
+        a.rc = watch_end(&kept[i].w, &why);
+        snprintf(a.text, sizeof(a.text), "%s", a.rc ? why.text : "");
+        (void)ff_fd_send(kept[i].fd, &a, sizeof(a), -1);
+    }
+    drop_kept(i, !is_over);
+}
+
+static int open_process(pid_t pid, struct ff_error *err)
+{
+    int fd = (int)syscall(SYS_pidfd_open, pid, 0);
+
+    return fd < 0 ? ff_error_set(err, errno, "process %d: pidfd_open: %s", (int)pid, strerror(errno)) : fd;
+}
+
+/* --- requests --- */
+
+static struct outside_block *blocks_of(const struct request *q)
+{
+    struct outside_block *b = xcalloc(q->n, sizeof(*b));
+
+    for (unsigned i = 0; i < q->n; i++) {
+        snprintf(b[i].name, sizeof(b[i].name), "%s", q->block[i].name);
+        b[i].hva = q->block[i].hva;
+        b[i].len_bytes = b[i].max_bytes = q->block[i].len_bytes;
+        b[i].psize = q->block[i].psize;
+    }
+    return b;
+}
+
+static int begin_watch(const struct request *q, struct kept *k, pid_t agent, const struct outside_block *b,
+                       struct ff_error *err)
+{
+    const int own = outside_number(agent, "Seccomp_filters:"); /* Linux 5.9 */
+    const unsigned filters = own > 0 ? (unsigned)own + SANDBOX_FILTERS : 0;
+    const pid_t pid = (pid_t)q->pid;
+    FF_AUTO_FREE struct watch_file *f = xcalloc(q->n, sizeof(*f));
+
+    for (unsigned i = 0; i < q->n; i++)
+        f[i] = q->block[i].file;
+    k->pidfd = open_process(pid, err); /* first: what is asked of its number is asked of it */
+    if (k->pidfd < 0)
+        return k->pidfd;
+    if (!is_descendant(pid, agent)) {
+        ff_close_fd(&k->pidfd); /* nor is it to be ended */
+        return ff_error_set(err, EPERM, "process %u is none that the agent has started", q->pid);
+    }
+    return q->kind == WATCH_FILES
+               ? watch_files_begin(&k->w, pid, filters, q->device, b, f, q->n, q->advice, err)
+               : watch_begin(&k->w, pid, filters, q->device, b, q->n, err);
+}
+
+/* @fd is taken over */
 static void serve_one(int fd, pid_t agent)
 {
     static struct request q;
     FF_AUTO_FREE struct outside_block *b = NULL;
-    struct watch w = {.fd = -1, .there = -1, .by = -1};
+    struct kept k = {.fd = fd, .pidfd = -1, .w = {.fd = -1, .there = -1, .by = -1}};
     struct watch_answer a = {0};
     struct ff_error why = {0};
     struct pollfd p = {.fd = fd, .events = POLLIN};
-    int filters = outside_number(agent, "Seccomp_filters:"); /* Linux 5.9 */
 
     if (!is_agents_own(fd, agent) || poll(&p, 1, LIMIT_S * 1000) <= 0 ||
-        !is_request(&q, recv(fd, &q, sizeof(q), MSG_DONTWAIT)))
+        !is_request(&q, recv(fd, &q, sizeof(q), MSG_DONTWAIT))) {
+        ff_close_fd(&k.fd);
         return;
-    b = xcalloc(q.n, sizeof(*b));
-    for (unsigned i = 0; i < q.n; i++) {
-        snprintf(b[i].name, sizeof(b[i].name), "%s", q.block[i].name);
-        b[i].hva = q.block[i].hva;
-        b[i].len_bytes = b[i].max_bytes = q.block[i].len_bytes;
-        b[i].psize = q.block[i].psize;
     }
-    a.rc = is_descendant((pid_t)q.pid, agent)
-               ? watch_begin(&w, (pid_t)q.pid, filters > 0 ? (unsigned)filters + SANDBOX_FILTERS : 0, q.device, b, q.n,
-                             &why)
-               : ff_error_set(&why, EPERM, "process %u is none that the agent has started", q.pid);
-    a.there = w.there;
+    b = blocks_of(&q);
+    a.rc = begin_watch(&q, &k, agent, b, &why);
+    a.there = k.w.there;
     snprintf(a.text, sizeof(a.text), "%s", a.rc ? why.text : "");
-    (void)ff_fd_send(fd, &a, sizeof(a), a.rc ? -1 : w.fd);
-    if (!a.rc)
-        serve_watch(fd, &w);
-    watch_leave(&w);
+    (void)ff_fd_send(fd, &a, sizeof(a), a.rc ? -1 : k.w.fd);
+    if (!a.rc && q.kind == WATCH_MEMORY)
+        serve_watch(fd, &k.w);
+    k.w.blocks = NULL;
+    k.w.n = 0;
+    kept = xrealloc(kept, (n_kept + 1) * sizeof(*kept));
+    kept[n_kept++] = k;
+    if (q.kind == WATCH_MEMORY || a.rc) /* views that came to nothing leave a process that may not go on */
+        drop_kept(n_kept - 1, q.kind == WATCH_FILES);
+    else
+        ff_close_fd(&kept[n_kept - 1].w.fd);
 }
 
 void watcher_serve(int listener, int alive, pid_t agent)
 {
-    struct pollfd p[2] = {{.fd = listener, .events = POLLIN}, {.fd = alive, .events = POLLIN}};
+    struct pollfd *p = NULL;
 
-    while (poll(p, 2, -1) > 0 || errno == EINTR) {
+    for (;;) {
+        const unsigned n = n_kept;
+
+        p = xrealloc(p, (n + 2) * sizeof(*p));
+        p[0] = (struct pollfd){.fd = listener, .events = POLLIN};
+        p[1] = (struct pollfd){.fd = alive, .events = POLLIN};
+        for (unsigned i = 0; i < n; i++)
+            p[2 + i] = (struct pollfd){.fd = kept[i].fd, .events = POLLIN};
+        if (poll(p, n + 2, -1) < 0 && errno != EINTR)
+            break;
+        for (unsigned i = n; i-- > 0;) /* one that is dropped has the last one in its place, which was heard */
+            if (p[2 + i].revents)
+                hear_kept(i);
         int fd = p[0].revents ? accept4(listener, NULL, NULL, SOCK_CLOEXEC) : -1;
-
         if (fd >= 0)
             serve_one(fd, agent);
-        ff_close_fd(&fd);
         if (p[1].revents)
-            return;
+            break;
     }
+    while (n_kept)
+        drop_kept(0, true);
+    free(kept);
+    kept = NULL;
+    free(p);
 }
 
 /* --- who asks --- */
@@ -170,33 +276,67 @@ static int watcher_answer(struct watch *w, struct watch_answer *a, struct ff_err
     return a->rc ? ff_error_set(err, a->rc < 0 ? -a->rc : EIO, "%s", a->text) : 0;
 }
 
-int watcher_begin(struct watch *w, const char *path, pid_t pid, int device, const struct outside_block *b, unsigned n,
-                  struct ff_error *err)
+static int ask_watcher(struct watch *w, const char *path, const struct request *q, unsigned limit_s, struct ff_error *err)
 {
-    static struct request q;
+    const size_t len = offsetof(struct request, block) + q->n * sizeof(q->block[0]);
+    const struct timeval limit = {.tv_sec = limit_s};
     struct watch_answer a;
 
-    *w = (struct watch){.pid = pid, .fd = -1, .there = -1, .by = -1, .blocks = b, .n = n};
-    if (n > BLOCKS_MAX)
-        return ff_error_set(err, E2BIG, "watcher: %u blocks of memory (permitted: %u)", n, BLOCKS_MAX);
-    q.pid = (uint32_t)pid;
-    q.n = n;
-    q.device = device;
-    uint64_t bytes = 0;
-    for (unsigned i = 0; i < n; i++) {
-        bytes += b[i].len_bytes;
-        q.block[i] = (struct block){b[i].hva, b[i].len_bytes, b[i].psize, 0, ""};
-        snprintf(q.block[i].name, NAME_LEN, "%.*s", NAME_LEN - 1, b[i].name);
-    }
     w->by = watcher_connect(path, err);
     if (w->by < 0)
         return w->by;
-    size_t len = offsetof(struct request, block) + n * sizeof(q.block[0]);
-    if (send(w->by, &q, len, MSG_NOSIGNAL) != (ssize_t)len)
+    if (send(w->by, q, len, MSG_NOSIGNAL) != (ssize_t)len)
         return ff_error_set(err, errno ? errno : EIO, "watcher %s: %s", path, strerror(errno));
-    struct timeval limit = {.tv_sec = LIMIT_S + (time_t)(bytes >> 30)};
     setsockopt(w->by, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
     int rc = watcher_answer(w, &a, err);
     w->there = a.there;
+    return rc;
+}
+
+/* To be freed; NULL: too many */
+static struct request *new_request(struct watch *w, pid_t pid, int device, const struct outside_block *b, unsigned n,
+                                   struct ff_error *err)
+{
+    *w = (struct watch){.pid = pid, .fd = -1, .there = -1, .by = -1, .blocks = b, .n = n};
+    if (n > BLOCKS_MAX) {
+        ff_error_set(err, E2BIG, "watcher: %u blocks of memory (permitted: %u)", n, BLOCKS_MAX);
+        return NULL;
+    }
+    struct request *q = xcalloc(1, sizeof(*q));
+    q->pid = (uint32_t)pid;
+    q->n = n;
+    q->device = device;
+    for (unsigned i = 0; i < n; i++) {
+        q->block[i] = (struct block){.hva = b[i].hva, .len_bytes = b[i].len_bytes, .psize = b[i].psize};
+        snprintf(q->block[i].name, NAME_LEN, "%.*s", NAME_LEN - 1, b[i].name);
+    }
+    return q;
+}
+
+int watcher_begin(struct watch *w, const char *path, pid_t pid, int device, const struct outside_block *b, unsigned n,
+                  struct ff_error *err)
+{
+    FF_AUTO_FREE struct request *q = new_request(w, pid, device, b, n, err);
+    uint64_t bytes = 0;
+
+    if (!q)
+        return -E2BIG;
+    for (unsigned i = 0; i < n; i++)
+        bytes += b[i].len_bytes;
+    int rc = ask_watcher(w, path, q, LIMIT_S + (unsigned)(bytes >> 30), err);
     return rc || w->fd >= 0 ? rc : ff_error_set(err, EPROTO, "watcher %s: no userfaultfd came", path);
+}
+
+int watcher_files(struct watch *w, const char *path, pid_t pid, int device, const struct outside_block *b,
+                  const struct watch_file *f, unsigned n, unsigned advice, struct ff_error *err)
+{
+    FF_AUTO_FREE struct request *q = new_request(w, pid, device, b, n, err);
+
+    if (!q)
+        return -E2BIG;
+    q->kind = WATCH_FILES;
+    q->advice = (uint16_t)advice;
+    for (unsigned i = 0; i < n; i++)
+        q->block[i].file = f[i];
+    return ask_watcher(w, path, q, FILES_LIMIT_S, err);
 }
