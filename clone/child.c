@@ -16,7 +16,8 @@
  *                 this process: whoever waits for a page goes on waiting when the agent dies
  *                 (tests/platform/last_uffd_closed.c).
  *              3. Regions are not inherited by fork(2): the userfaultfd would not be.
- *              4. It leaks its userfaultfd rather than close it before it is complete.
+ *              4. It leaks its userfaultfd rather than close it before it is complete; one of another process
+ *                 (ff_child_map_by()) that process has, too, by the same rule.
  * Limits       ANSWER_MS for each answer of the agent once the image is there.
  */
 #include <errno.h>
@@ -57,6 +58,9 @@ struct ff_child {
     bool attached, may_start, may_run, done;
     void (*on_map)(void *opaque, bool begins);
     void *on_map_opaque;
+    /* NULL: the memory is this process's */
+    int (*map_by)(void *opaque, const struct ff_child_file *f, unsigned n, int *uffd, struct ff_error *err);
+    void *map_by_opaque;
 };
 
 int ff_child_new(const char *socket_path, unsigned number, struct ff_child **out,
@@ -96,6 +100,15 @@ void ff_child_on_map(struct ff_child *c, void (*fn)(void *opaque, bool begins), 
 {
     c->on_map = fn;
     c->on_map_opaque = opaque;
+}
+
+void ff_child_map_by(struct ff_child *c,
+                     int (*fn)(void *opaque, const struct ff_child_file *f, unsigned n, int *uffd,
+                               struct ff_error *err),
+                     void *opaque)
+{
+    c->map_by = fn;
+    c->map_by_opaque = opaque;
 }
 
 /* --- what the agent says --- */
@@ -232,11 +245,33 @@ static int map_all(struct ff_child *c, bool *watches, struct ff_error *err)
     return rc;
 }
 
+/* The other process watches by a userfaultfd of its own, of which a duplicate comes */
+static int map_elsewhere(struct ff_child *c, bool *watches, struct ff_error *err)
+{
+    FF_AUTO_FREE struct ff_child_file *f = calloc(c->regions.n + 1, sizeof(*f));
+
+    if (!f)
+        return ff_error_set(err, ENOMEM, "out of memory");
+    *watches = false;
+    for (unsigned i = 0; i < c->regions.n; i++) {
+        f[i] = (struct ff_child_file){.region = c->regions.r[i], .present = c->memory[i].present};
+        f[i].region.fd = c->memory[i].fd;
+        f[i].region.fd_offset = c->memory[i].offset;
+        *watches |= !c->memory[i].present;
+    }
+    int rc = c->map_by(c->map_by_opaque, f, c->regions.n, &c->uffd.fd, err);
+    if (!rc && *watches && c->uffd.fd < 0)
+        rc = ff_error_set(err, EINVAL, "some memory is missing, but is not watched");
+    for (unsigned i = 0; i < c->regions.n && !rc; i++)
+        c->memory[i].watched = !c->memory[i].present;
+    return rc;
+}
+
 static int map_undisturbed(struct ff_child *c, bool *watches, struct ff_error *err)
 {
     if (c->on_map)
         c->on_map(c->on_map_opaque, true);
-    int rc = map_all(c, watches, err);
+    int rc = c->map_by ? map_elsewhere(c, watches, err) : map_all(c, watches, err);
     if (c->on_map)
         c->on_map(c->on_map_opaque, false);
     return rc;
@@ -245,7 +280,7 @@ static int map_undisturbed(struct ff_child *c, bool *watches, struct ff_error *e
 static int map_image(struct ff_child *c, const char *config, struct ff_error *err)
 {
     struct ff_clone_msg m = {.type = FF_CLONE_WATCH};
-    bool watches;
+    bool watches = false;
 
     int rc = send_hello(c, config, err);
     if (!rc)
@@ -392,7 +427,7 @@ void ff_child_free(struct ff_child *c)
         watched |= c->memory[i].watched;
         ff_close_fd(&c->memory[i].fd);
     }
-    if (!watched) /* else left open, on purpose: what is missing would read as zeros */
+    if (!watched || c->map_by) /* else left open, on purpose: what is missing would read as zeros */
         ff_uffd_close(&c->uffd);
     if (c->state)
         munmap(c->state, c->state_bytes);

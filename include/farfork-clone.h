@@ -284,6 +284,27 @@ int ff_child_add_region(struct ff_child *c, const struct ff_region *r, struct ff
  * can access the memory: keep others away. Call this before ff_child_attach() */
 void ff_child_on_map(struct ff_child *c, void (*fn)(void *opaque, bool begins), void *opaque);
 
+/* A region, as the agent has it: @region.fd, open for reading and borrowed, has it at @region.fd_offset */
+struct ff_child_file {
+    struct ff_region region;
+    bool present; /* all of it is there: it need not be watched */
+};
+
+/**
+ * ff_child_map_by() - the regions are another process's memory, which @fn maps
+ * @fn: ff_child_attach() calls it once, in its thread, instead of mapping anything here: @f, in the order of addition,
+ *      are to be mapped MAP_PRIVATE at @region.host there, and watched for missing pages, but for those that are
+ *      present. *@uffd becomes a duplicate of that process's userfaultfd, which is taken over; it stays as it is
+ *      where all is present. 0; -errno, and the reason
+ *
+ * Call this before ff_child_attach(). That process keeps a descriptor of the userfaultfd until ff_child_wait_done()
+ * has returned 0; ff_child_free() closes what this one has. All else is the same.
+ */
+void ff_child_map_by(struct ff_child *c,
+                     int (*fn)(void *opaque, const struct ff_child_file *f, unsigned n, int *uffd,
+                               struct ff_error *err),
+                     void *opaque);
+
 /**
  * ff_child_attach() - wait for the image and map it privately over every region
  * @config: as in ff_source_connect()
