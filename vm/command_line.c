@@ -174,6 +174,28 @@ static bool is_private_huge(const struct rewrite *r, const char *type, const cha
 /* Guest memory is mapped from the agent's over whatever the child has, or comes from the parent:
  * the parent's file must not be opened, since firmware is written to memory before that. The name
  * of the block stays. */
+/* A private view of the agent's file lies over the memory of such a child, of which QEMU knows nothing: it must have no file
+ * of its own that a device could give to another process (vhost-user). Huge pages are in one all the same: not shared, and none is
+ * set aside for what nobody will touch */
+static char *without_file(const char *type, const char *value)
+{
+    static const char *const kept[] = {"id", "size", "merge", "dump", "host-nodes", "policy", "reserve",
+                                       "x-use-canonical-path-for-ramblock-id", NULL};
+    FF_AUTO_FREE char *huge = qemu_opts_get(value, "hugetlb");
+
+    if (strcmp(type, "memory-backend-memfd"))
+        return xstrdup(value);
+    if (huge && qemu_opts_is(value, "hugetlb")) {
+        const bool json = *value == '{';
+        FF_AUTO_FREE char *own = qemu_opts_drop(value, "share"), *few = qemu_opts_drop(own, "reserve");
+
+        return json ? xprintf("%.*s,\"share\":false,\"reserve\":false}", (int)strlen(few) - 1, few)
+                    : xprintf("%s,share=off,reserve=off", few);
+    }
+    FF_AUTO_FREE char *few = qemu_opts_only(value, "qom-type", kept);
+    return qemu_opts_set_first(few, "qom-type", "memory-backend-ram");
+}
+
 static int rewrite_object(struct rewrite *r, const char *option, const char *value)
 {
     static const char *const kept[] = {"id", "size", "merge", "dump", "host-nodes", "policy",
@@ -193,11 +215,13 @@ static int rewrite_object(struct rewrite *r, const char *option, const char *val
             pages = xprintf("%.*s,\"hugetlb\":true,\"hugetlbsize\":%lu}", (int)strlen(ram) - 1,
                             ram, huge);
         }
-        rewrite_emit(r, option, huge ? pages : ram);
+        FF_AUTO_FREE char *own = huge && r->s->by_attach ? without_file("memory-backend-memfd", pages) : NULL;
+        rewrite_emit(r, option, own ? own : huge ? pages : ram);
     } else if (type && !strncmp(type, "memory-backend-", 15)) {
         FF_AUTO_FREE char *lazy = qemu_opts_drop(value, "prealloc");
         FF_AUTO_FREE char *shared = is_private_huge(r, type, value) ? qemu_opts_drop(lazy, "share") : NULL;
-        rewrite_emit(r, option, shared ? shared : lazy);
+        FF_AUTO_FREE char *own = r->s->by_attach ? without_file(type, lazy) : NULL;
+        rewrite_emit(r, option, own ? own : shared ? shared : lazy);
     } else {
         rewrite_emit(r, option, value);
     }
@@ -344,6 +368,11 @@ static int check_programs(const struct rewrite *r)
     return 0;
 }
 
+char *command_line_monitor(const struct vm_spec *s)
+{
+    return xprintf("%s/%u.beside", s->rundir, s->number);
+}
+
 /* What every child has besides */
 static void add_own(struct rewrite *r)
 {
@@ -359,13 +388,19 @@ static void add_own(struct rewrite *r)
         }
         rewrite_emit(r, "monitor", "none");
     }
+    if (s->by_attach) {
+        FF_AUTO_FREE char *path = command_line_monitor(s);
+        strv_add(r->out, "-S");
+        strv_add(r->out, "-qmp");
+        strv_add(r->out, "unix:%s,server=on,wait=off", path);
+    }
     strv_add(r->out, "-qmp");
     strv_add(r->out, "unix:%s/%u.qmp,server=on,wait=off", s->rundir, s->number);
     if (s->config)
         rewrite_emit(r, "readconfig", s->config);
     strv_add(r->out, "-incoming");
-    if (s->incoming) {
-        strv_add(r->out, "%s", s->incoming);
+    if (s->incoming || s->by_attach) {
+        strv_add(r->out, "%s", s->incoming ? s->incoming : "defer");
         return;
     }
     strv_add(r->out, "farfork-clone:%s,number=%u,net=%s", s->socket, s->number,
@@ -398,6 +433,7 @@ int command_line_rewrite(char *const *parent, const struct vm_spec *s, struct st
     int rc = 0;
 
     strv_add(&r.paths, "%s/%u.qmp", s->rundir, s->number);
+    strv_add(&r.paths, "%s/%u.beside", s->rundir, s->number);
     strv_add(&r.paths, "%s/%u.log", s->rundir, s->number);
     strv_add(out, "%s", s->qemu);
     for (parent += *parent != NULL; *parent && rc >= 0; parent++) {

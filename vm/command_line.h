@@ -5,6 +5,8 @@
 #ifndef FF_VM_COMMAND_LINE_H
 #define FF_VM_COMMAND_LINE_H
 
+#include <stdbool.h>
+
 #include "error.h"
 #include "strv.h"
 
@@ -19,6 +21,7 @@ struct vm_spec {
     const char *rundir;   /* on its host, without commas; its sockets and files go there */
     const char *socket;   /* the agent's, there */
     const char *incoming; /* of a guest that is moved; NULL: a child of a fork */
+    bool by_attach;       /* a child of a fork whose QEMU knows nothing of Farfork: agent_beside.h */
     const char *tpm;      /* of a guest that is moved: the swtpm's socket there; NULL: none */
     const char *replaced; /* the parent's QMP socket, which its own takes the place of; or NULL */
     bool here;            /* on the parent's host */
@@ -48,6 +51,9 @@ int net_policy_parse(const char *text, enum net_policy *net, const char **bridge
  */
 int command_line_rewrite(char *const *parent, const struct vm_spec *s, struct strv *out,
                struct strv *notes, struct ff_error *why);
+
+/* The monitor of a child @s->by_attach that is its agent's alone; to be freed */
+char *command_line_monitor(const struct vm_spec *s);
 
 /* An image without an option is the first disk: "disk.img" becomes "-hda disk.img". @exe: the program
  * that runs; if that is the dynamic loader, the first word without an option is QEMU */

@@ -64,8 +64,9 @@ static bool is_socket(const char *value, const char *path)
 static bool is_replaced(const struct rewrite *r, const char *value)
 {
     FF_AUTO_FREE char *own = r->own ? xprintf("%sqmp", r->own) : NULL;
+    FF_AUTO_FREE char *agents = r->own ? xprintf("%sbeside", r->own) : NULL; /* command_line_monitor() */
 
-    return is_socket(value, r->s->replaced) || is_socket(value, own);
+    return is_socket(value, r->s->replaced) || is_socket(value, own) || is_socket(value, agents);
 }
 
 int rewrite_monitor(struct rewrite *r, const char *option, const char *value)

@@ -53,12 +53,10 @@
 #define TICK_READY_MS 10       /* while children come that are started ahead */
 #define END_LIMIT_MS 5000
 #define LOST_LIMIT_MS 5000
-#define EVENTS_A_TURN 64
-#define EXIT_LIMIT_MS 30000 /* what QEMU may take to end in good order: disks are flushed */
 
 /* From other threads to the main one */
 struct message {
-    enum { FROM_CHILD, FROM_RECEIVE, FROM_WAIT, FROM_PAUSE, FROM_RELAY } kind;
+    enum { FROM_CHILD, FROM_BESIDE, FROM_RECEIVE, FROM_WAIT, FROM_PAUSE, FROM_RELAY } kind;
     unsigned child;
     int value;
     char *text;    /* FROM_PAUSE: the main thread's; NULL: it is over */
@@ -76,6 +74,11 @@ static void tell(struct agent *a, struct message m)
 static void on_child(void *opaque, unsigned child, enum ff_child_event what)
 {
     tell(opaque, (struct message){.kind = FROM_CHILD, .child = child, .value = (int)what});
+}
+
+static void on_beside_failed(void *opaque, unsigned child)
+{
+    tell(opaque, (struct message){.kind = FROM_BESIDE, .child = child});
 }
 
 static void on_pause(void *opaque, const char *why)
@@ -167,6 +170,8 @@ static void on_threads(struct agent *a)
     while (read(a->pipe[0], &m, sizeof(m)) == sizeof(m))
         if (m.kind == FROM_CHILD)
             on_child_message(a, &m);
+        else if (m.kind == FROM_BESIDE)
+            agent_kill(a, m.child);
         else
             on_worker(a, &m);
 }
@@ -224,11 +229,12 @@ static void run_command(struct agent *a, const char *line)
             agent_spawn_later(a, v);
         agent_count_vms(a);
     } else if ((v = json_object_get(o, "check"))) {
-        int rc = preflight_check(v, a->vms.server.pid, &why);
+        bool by_attach = false;
+        int rc = preflight_check(v, a->vms.server.pid, &by_attach, &why);
         if (rc && rc != -EXDEV)
             agent_send_error(a, 0, why.text);
         else
-            agent_send(a, json_pack("{ss sb}", "event", "checked", "lacks-flags", rc != 0));
+            agent_send(a, json_pack("{ss sb sb}", "event", "checked", "lacks-flags", rc != 0, "by-attach", by_attach));
     } else if ((v = json_object_get(o, "kill"))) {
         agent_kill(a, json_integer_value(v));
     } else if ((v = json_object_get(o, "qmp"))) {
@@ -273,79 +279,7 @@ static void on_input(struct agent *a)
         a->input_ended = true;
 }
 
-/* --- children --- */
-
-static void on_exec_status(struct agent *a, struct agent_vm *vm)
-{
-    struct ff_error why;
-    int rc = agent_vms_on_exec_status(vm, &why);
-
-    if (!rc) {
-        agent_metrics_started(a);
-        agent_tell_started(a, vm);
-    }
-    if (!rc && (vm->state == AGENT_VM_STARTED || vm->state == AGENT_VM_CONNECTED))
-        agent_send_child(a, vm, "started");
-    else if (rc && rc != -EAGAIN)
-        agent_send_error(a, vm->number, why.text);
-}
-
-/* What the guest says, its links, its end; true: look again soon */
-static bool on_guest(struct agent *a, struct agent_vm *vm)
-{
-    enum channel_event e;
-    int code = 0, events = 0;
-
-    for (; events < EVENTS_A_TURN && !vm->exited && agent_port_fd(vm->channel) >= 0; events++) {
-        e = agent_port_on_input(vm->channel, &code);
-        if (e == CHANNEL_NOTHING)
-            break;
-        if (e == CHANNEL_READY) {
-            if (!vm->ready)
-                agent_send_child(a, vm, "ready");
-            vm->ready = true;
-            continue;
-        }
-        if (e == CHANNEL_RETURN) {
-            agent_visit_return(a, vm);
-            continue;
-        }
-        vm->exited = true;
-        agent_send(a, json_pack("{ss si ss si si}", "event", "child", "child", (int)vm->number,
-                                "what", "exit", "pid", (int)vm->pid, "code", code));
-        if (vm->state != AGENT_VM_ENDED) { /* its number may be another's by now */
-            kill(vm->pid, SIGTERM); /* QEMU ends in good order */
-            vm->end_ms = ff_now_ms() + EXIT_LIMIT_MS;
-        }
-    }
-    if (vm->state == AGENT_VM_ENDED)
-        return false;
-    if (vm->end_ms && ff_now_ms() > vm->end_ms)
-        agent_vm_kill(vm);
-    return agent_port_raise_links(vm->channel, vm->qmp) || vm->end_ms || vm->word_ms || events == EVENTS_A_TURN;
-}
-
-/* Overlays are gone by the time that the end is told */
-static void reap(struct agent *a)
-{
-    if (!agent_vms_reap(&a->vms))
-        return;
-    overlay_records_sweep(a->base, NULL, NULL);
-    for (size_t i = 0; i < a->vms.n; i++) {
-        struct agent_vm *vm = &a->vms.v[i];
-        if (!vm->how || vm->told)
-            continue;
-        vm->told = true;
-        if (vm->exec_status_fd >= 0)
-            on_exec_status(a, vm);
-        on_guest(a, vm); /* its last words come before its end */
-        if (!vm->unused)
-            agent_send_ended(a, vm);
-        agent_metrics_ended(a, vm);
-        agent_count_vms(a);
-        agent_write_state(a);
-    }
-}
+/* --- the loop --- */
 
 static void on_signals(struct agent *a)
 {
@@ -356,10 +290,8 @@ static void on_signals(struct agent *a)
             detach_alone(a);
         else if (s.ssi_signo != SIGCHLD)
             agent_end_by(a, (int)s.ssi_signo);
-    reap(a);
+    agent_reap(a);
 }
-
-/* --- the loop --- */
 
 /* Whether it is time to end */
 static bool over(struct agent *a)
@@ -423,7 +355,7 @@ static void agent_loop(struct agent *a)
         for (size_t i = 0; i < vms; i++) {
             p[3 + i] = (struct pollfd){.fd = a->vms.v[i].exec_status_fd, .events = POLLIN};
             waiting += p[3 + i].fd >= 0;
-            again |= on_guest(a, &a->vms.v[i]);
+            again |= agent_on_guest(a, &a->vms.v[i]);
             int channel = a->vms.v[i].exited ? -1 : agent_port_fd(a->vms.v[i].channel);
             p[3 + vms + i] = (struct pollfd){.fd = channel, .events = POLLIN};
             p[3 + 2 * vms + i] = (struct pollfd){
@@ -433,7 +365,7 @@ static void agent_loop(struct agent *a)
             break;
         for (size_t i = 0; waiting && i < vms; i++)
             if (p[3 + i].revents)
-                on_exec_status(a, &a->vms.v[i]);
+                agent_on_exec_status(a, &a->vms.v[i]);
         if (p[1].revents)
             on_threads(a);
         if (p[2].revents)
@@ -499,6 +431,7 @@ static int agent_start(struct agent *a, struct ff_error *why)
     if (pipe2(a->pipe, O_CLOEXEC) < 0 || fcntl(a->pipe[0], F_SETFL, O_NONBLOCK) < 0)
         return ff_error_set(why, errno, "pipe: %s", strerror(errno));
     a->image = a->listen ? LISTENING : NONE;
+    a->beside_failed = on_beside_failed;
     if (a->listen && (rc = start_worker(a, why)))
         return rc;
     if ((rc = agent_write_state(a)))
@@ -543,6 +476,7 @@ static void end_vms(struct agent *a)
         ff_agent_free(a->ff);
     else
         unlink(a->socket);
+    agent_beside_end(&a->beside);
     if (a->dir)
         overlay_records_sweep(a->base, NULL, NULL);
     /* the very last: once it is gone the next fork may have it; and before the last word, since who

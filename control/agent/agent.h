@@ -37,6 +37,7 @@ struct agent_vm {
     char *until_go;    /* the file of its option until-go; NULL: it has none, or somewhere else */
     char *shut_down_file; /* made when its guest shuts itself down; NULL: nobody asks */
     struct jsonl_reader *exec_status;
+    json_t *beside;     /* as struct beside_child has it; NULL: its QEMU is Farfork's, or no child of a fork */
     json_t *private;    /* files that QEMU reads when it starts; NULL: it has, or there are none */
     struct channel *channel; /* NULL: the child has no port */
     bool ready, exited;      /* its guest has said so */
@@ -80,7 +81,8 @@ size_t agent_vms_starting(const struct agent_vms *k); /* of those: they do not r
  * @o: {"number": N, "argv": [..], "log": PATH, "cwd": FOLDER, "qmp": PATH (for the state file),
  *     "before": [[..], ..] commands that must succeed first, "files": [..] that are made before
  *     those, empty (overlay_records_make()), "private": [..], as agent_private_write(), "channel":
- *     agent_port_new(), "side": true where no guest is in it}; the last seven may be missing
+ *     agent_port_new(), "side": true where no guest is in it, "beside": of a QEMU that knows nothing of Farfork:
+ *     agent_beside.h}; the last eight may be missing
  *
  * Return: 0: a process is there; whether it becomes the program is found out by
  * agent_vms_on_exec_status()

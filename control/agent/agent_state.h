@@ -8,6 +8,7 @@
 #include <pthread.h>
 
 #include "agent.h"
+#include "agent_beside.h"
 #include "farfork-clone.h"
 #include "jsonl.h"
 #include "scope.h"
@@ -38,6 +39,8 @@ struct agent {
     int pipe[2], signals, front;
     struct jsonl_reader in;
     struct agent_vms vms;
+    struct beside *beside; /* threads beside children */
+    void (*beside_failed)(void *agent, unsigned child); /* any thread: this child is to be ended */
     json_t *spawns; /* array: children that wait for their turn to be started; or NULL */
     size_t reserved; /* bytes, for the state file */
     json_t *said; /* the last progress event */
@@ -84,11 +87,18 @@ void agent_tell_detached(struct agent *a);
 void agent_tell_started(const struct agent *a, const struct agent_vm *vm);
 
 /* agent_watcher.c: _begin() before the agent is confined, _listen() once it has its folder */
+#define AGENT_WATCHER_SOCKET "watcher" /* in the agent's folder */
 int agent_watcher_begin(struct agent *a, struct ff_error *why);
 int agent_watcher_listen(struct agent *a, struct ff_error *why);
 
 /* agent.c: for agent_daemonize() */
 int agent_run(struct agent *a);
+
+/* agent_look.c. agent_on_exec_status(): @vm->exec_status_fd is readable; agent_on_guest(): what the guest says, its links,
+ * its end; true: look again soon; agent_reap(): those that have ended */
+void agent_on_exec_status(struct agent *a, struct agent_vm *vm);
+bool agent_on_guest(struct agent *a, struct agent_vm *vm);
+void agent_reap(struct agent *a);
 
 /* agent_journal.c: an event, for the journal */
 void agent_journal(const struct agent *a, const json_t *event);

@@ -153,6 +153,7 @@ int agent_vms_spawn(struct agent_vms *k, const json_t *o, struct agent_vm **out,
         vm->until_go = until_go ? xstrdup(until_go) : NULL;
         vm->shut_down_file = down ? xstrdup(down) : NULL;
         vm->private = private;
+        vm->beside = json_incref(json_object_get(o, "beside"));
         vm->channel = agent_port_new(json_object_get(o, "channel"));
         *out = vm;
     }
@@ -343,6 +344,7 @@ void agent_vms_free(struct agent_vms *k)
         free(c->shut_down_file);
         free(c->how);
         json_decref(c->private);
+        json_decref(c->beside);
         agent_port_free(c->channel);
     }
     free(k->v);

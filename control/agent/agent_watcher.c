@@ -30,8 +30,6 @@
 #include "xalloc.h"
 #include "watcher.h"
 
-#define SOCKET "watcher" /* in the agent's folder */
-
 /* Nothing of the agent's but its end of the pair: who launched the agent waits for the ends of its pipes */
 static void leave_descriptors(int *pair)
 {
@@ -66,7 +64,7 @@ int agent_watcher_begin(struct agent *a, struct ff_error *why)
     int pair[2];
 
     a->watcher_fd = -1;
-    if (!a->watcher || a->unconfined) /* who is not confined may do it itself */
+    if (!a->watcher || (a->unconfined && !a->listen)) /* who is not confined may do it itself; a child is ended by it, too */
         return 0;
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair))
         return ff_error_set(why, errno, "watcher: socketpair: %s", strerror(errno));
@@ -86,7 +84,7 @@ int agent_watcher_begin(struct agent *a, struct ff_error *why)
 
 int agent_watcher_listen(struct agent *a, struct ff_error *why)
 {
-    FF_AUTO_FREE char *path = xprintf("%s/" SOCKET, a->dir);
+    FF_AUTO_FREE char *path = xprintf("%s/" AGENT_WATCHER_SOCKET, a->dir);
     struct sockaddr_un at = {.sun_family = AF_UNIX};
 
     if (a->watcher_fd < 0)

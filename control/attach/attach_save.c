@@ -13,9 +13,8 @@
 #include "failpoint.h"
 #include "guest_page.h"
 #include "incoming_stream.h"
+#include "machine.h"
 #include "movable.h"
-
-#define MACHINE_END "-machine"
 
 static int look_at_source(struct attach *a, struct ff_error *err)
 {
@@ -43,17 +42,12 @@ static int look_at_source(struct attach *a, struct ff_error *err)
 
 static int begin_stream(struct attach *a, struct ff_error *err)
 {
-    FF_AUTO_JSON json_t *type = NULL;
-    int rc = attach_qmp(a, "qom-get", json_pack("{ss ss}", "path", "/machine", "property", "type"), &type, err);
+    FF_AUTO_FREE char *machine = NULL;
 
-    if (rc)
-        return rc;
-    FF_AUTO_FREE char *machine = xstrdup(json_is_string(type) ? json_string_value(type) : "");
-    size_t len = strlen(machine), end = strlen(MACHINE_END);
-    if (len <= end || strcmp(machine + len - end, MACHINE_END))
-        return ff_error_set(err, EPROTO, "QEMU: its machine has the type '%s' (want NAME-machine)", machine);
-    machine[len - end] = '\0';
-    return incoming_stream_begin(&a->stream, machine, a->page_bits, a->incoming, a->n_all, err);
+    pthread_mutex_lock(&a->qmp_lock);
+    int rc = machine_name(a->q, &machine, err);
+    pthread_mutex_unlock(&a->qmp_lock);
+    return rc ? rc : incoming_stream_begin(&a->stream, machine, a->page_bits, a->incoming, a->n_all, err);
 }
 
 static int read_small(struct attach *a, struct ff_error *err)

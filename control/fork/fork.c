@@ -313,6 +313,7 @@ static void fork_agent_options(const struct session *s, const struct host *h, st
     strv_add(w, "%llu", (unsigned long long)f->memory_bytes);
     if (f->o->net == NET_BRIDGE && !s->o.unconfined)
         strv_add(w, "--unconfined");
+    strv_add(w, "--watcher");
     if (f->o->hold)
         strv_add(w, "--background");
     /* one alone has nobody to share with; a script looks at its arguments, perhaps */

@@ -22,7 +22,7 @@ static struct vm_spec spec_of(const struct fork *f, unsigned number, const struc
 {
     return (struct vm_spec){.id = f->s.o.id, .number = number, .total = f->s.o.n,
                                .qemu = f->s.parent_exe, .rundir = rundir, .socket = socket,
-                               .here = h->here, .net = f->o->net, .programs = f->s.o.unconfined, .bridge = f->o->bridge};
+                               .by_attach = h->by_attach, .here = h->here, .net = f->o->net, .programs = f->s.o.unconfined, .bridge = f->o->bridge};
 }
 
 /* The parent's words with the child's disks and identity, then all the rest */
@@ -146,6 +146,10 @@ static json_t *spawn_of(struct fork *f, const struct vm *k, struct ff_error *why
     if (files)
         json_object_set_new(o, "files", files);
     json_object_set_new(o, "private", identity_files(f->identity, k->number, h->rundir));
+    if (s.by_attach) {
+        FF_AUTO_FREE char *monitor = command_line_monitor(&s);
+        json_object_set_new(o, "beside", json_pack("{ss sb}", "qmp", monitor, "isolated", s.net == NET_ISOLATED || s.net == NET_NONE));
+    }
     json_t *channel = channel_of(f, k, &argv);
     if (channel)
         json_object_set_new(o, "channel", channel);

@@ -121,7 +121,7 @@ static void read_answer(void *opaque, const char *line)
     a->able |= json_find(json_object_get(m, "return"), "name", "x-farfork-export") != NULL;
 }
 
-static int check_program(const json_t *words, struct ff_error *why)
+static int check_program(const json_t *words, bool *by_attach, struct ff_error *why)
 {
     static const char ask[] = "{\"execute\":\"qmp_capabilities\"}\n"
                               "{\"execute\":\"query-commands\"}\n{\"execute\":\"quit\"}\n";
@@ -150,9 +150,10 @@ static int check_program(const json_t *words, struct ff_error *why)
     else if (WEXITSTATUS(status))
         rc = ff_error_set(why, ENOEXEC, "%s: it does not start: exit code %d: %s", program,
                     WEXITSTATUS(status), said);
-    else if (!a.greeted || !a.able)
-        rc = ff_error_set(why, ENOTSUP, "%s: it is no QEMU of Farfork's: name one by --qemu",
-                          program);
+    else if (!a.greeted)
+        rc = ff_error_set(why, ENOTSUP, "%s: it is no QEMU: name one by --qemu", program);
+    else
+        *by_attach = !a.able;
     spawn_free(&r);
     return rc;
 }
@@ -272,7 +273,7 @@ static int check_processor(const json_t *want, struct ff_error *why)
     return rc;
 }
 
-int preflight_check(const json_t *want, pid_t server, struct ff_error *why)
+int preflight_check(const json_t *want, pid_t server, bool *by_attach, struct ff_error *why)
 {
     const char *folder = json_string_value(json_object_get(want, "folder"));
     json_int_t bytes = json_integer_value(json_object_get(want, "bytes"));
@@ -294,6 +295,6 @@ int preflight_check(const json_t *want, pid_t server, struct ff_error *why)
     if (!rc)
         rc = check_subjects(json_object_get(want, "checks"), why);
     if (!rc)
-        rc = check_program(json_object_get(want, "program"), why);
+        rc = check_program(json_object_get(want, "program"), by_attach, why);
     return rc ? rc : check_processor(json_object_get(want, "processor"), why);
 }

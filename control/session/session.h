@@ -75,6 +75,7 @@ struct host {
     uint64_t heard_ms;        /* when it said anything last */
     bool checked;             /* it has what children need */
     bool lacks_flags;         /* but for flags of the CPU, which it does not name */
+    bool by_attach;           /* children's QEMU there is none of Farfork's: struct vm_spec */
     double answered_ms;       /* when it listened, or was checked; 0: not yet */
     double image_ms, complete_ms;
     unsigned pauses;          /* so often its link broke */

@@ -85,6 +85,7 @@ E2E_TESTS := \
     tests/e2e/attach_after_go.py:210 \
     tests/e2e/attach_options.py:240 \
     tests/e2e/attach_guests.py:200 \
+    tests/e2e/attach_children.py:300 \
     tests/e2e/libvirt_move.py:100 \
     tests/e2e/libvirt_attach.py:320 \
     tests/e2e/libvirt_fork.py:$(if $(filter 1,$(FARFORK_FULL)),600,220) \
@@ -97,7 +98,7 @@ E2E_TESTS := \
 E2E_BESIDE := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,break_after_go resume dump quit one_runner \
     meanwhile keys farfork_move move_parents farfork_visit visit_guest visit_budget visit_stops visit_fallback move_fallback hold shut_down ssh \
     who_runs clone clone_states clone_disks fork_resume vmclone touched vmclone_fed fork_again multicast pool agent_safe fork_fails \
-    ordinary_user overlays unfinished guest_identity hosts evacuate slurm devices_stay busy_devices attach_stream attach_blocks attach_move attach_after_go attach_options)),$(E2E_TESTS))
+    ordinary_user overlays unfinished guest_identity hosts evacuate slurm devices_stay busy_devices attach_stream attach_blocks attach_move attach_after_go attach_options attach_children)),$(E2E_TESTS))
 
 # Those that `make check-full` runs with QEMU's other versions as well: what stands on its own migration
 # code, and on how it starts and stops a guest
@@ -109,7 +110,7 @@ E2E_OF_QEMU := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,move_micro busy
 # sshd for ssh.py: this Debian's, with what it needs, downloaded and not installed
 E2E_SUITE := $(shell . /etc/os-release && echo $$VERSION_CODENAME)
 E2E_SSHD := $(FARFORK_CACHE)/sshd-$(E2E_SUITE)
-E2E_FILES := $(addprefix $(BUILD)/tests/e2e/,sshd stock-qemu stock-libvirt node-exporter host-tools \
+E2E_FILES := $(addprefix $(BUILD)/tests/e2e/,sshd stock-qemu stock-qemu-trixie stock-libvirt node-exporter host-tools \
     guest-tools slurm) $(BUILD)/tests/e2e/.stock-qemu-arm $(BUILD)/guests/micro-arm64.elf
 
 $(E2E_SSHD)/ready: | $(DEPS_ALL)

@@ -203,10 +203,10 @@ int __wrap_rundir_reserve_state(const char *dir, size_t bytes, struct ff_error *
     return w.failing & NO_ROOM ? ff_error_set(why, ENOSPC, "%s: full", dir) : 0;
 }
 
-int __wrap_preflight_check(const json_t *want, pid_t server, struct ff_error *why);
-int __wrap_preflight_check(const json_t *want, pid_t server, struct ff_error *why)
+int __wrap_preflight_check(const json_t *want, pid_t server, bool *by_attach, struct ff_error *why);
+int __wrap_preflight_check(const json_t *want, pid_t server, bool *by_attach, struct ff_error *why)
 {
-    must(want && !server && !w.a.detached && !w.a.ending);
+    must(want && !*by_attach && !server && !w.a.detached && !w.a.ending);
     return w.failing & NO_CHECK ? ff_error_set(why, ENOSPC, "check: no room") : 0;
 }
 

@@ -191,3 +191,16 @@ int device_state_save(struct qmp *q, bool give_up_disks, uint8_t **out, size_t *
         rc = check_given_up(q, err);
     return rc ? rc : read_memory(memory, out, len_bytes, err);
 }
+
+/* Section "globalstate": instance and version; length of a text, with its end; the text */
+bool device_state_runs(const uint8_t *state, size_t len_bytes)
+{
+    static const char name[] = "\x0bglobalstate", running[] = "running", suspended[] = "suspended";
+    const uint8_t *at = memmem(state, len_bytes, name, sizeof(name) - 1);
+    const size_t before = sizeof(name) - 1 + 3 * sizeof(uint32_t);
+
+    if (!at || (size_t)(state + len_bytes - at) < before + sizeof(suspended))
+        return true; /* of a QEMU that writes none */
+    at += before;
+    return !memcmp(at, running, sizeof(running)) || !memcmp(at, suspended, sizeof(suspended));
+}

@@ -40,4 +40,7 @@ int device_state_may(struct qmp *q, struct ff_error *err);
 int device_state_save(struct qmp *q, bool give_up_disks, uint8_t **out, size_t *len_bytes,
                       struct ff_error *err);
 
+/* Whether the guest of that state ran when it was stopped, as QEMU wrote it there */
+bool device_state_runs(const uint8_t *state, size_t len_bytes);
+
 #endif

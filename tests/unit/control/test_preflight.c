@@ -14,6 +14,7 @@
 
 static char dir[] = "/tmp/ff-preflight-XXXXXX";
 static struct ff_error why;
+static bool by_attach;
 
 static void refused(int rc, int code, const char *text)
 {
@@ -27,7 +28,7 @@ static int check(json_t *want)
     FF_AUTO_JSON json_t *w = want;
 
     assert_non_null(w);
-    return preflight_check(w, 0, &why);
+    return preflight_check(w, 0, &by_attach, &why);
 }
 
 static void test_folder(void **state)
@@ -59,7 +60,7 @@ static int limited(unsigned soft, unsigned hard, unsigned need)
         struct rlimit lim = {.rlim_cur = soft, .rlim_max = hard};
         FF_AUTO_JSON json_t *want = json_pack("{si}", "descriptors", (int)need);
         setrlimit(RLIMIT_NOFILE, &lim);
-        if (preflight_check(want, 0, &why))
+        if (preflight_check(want, 0, &by_attach, &why))
             _exit(strstr(why.text, "ulimit") ? 255 : 254);
         getrlimit(RLIMIT_NOFILE, &lim);
         _exit((int)lim.rlim_cur);
@@ -102,8 +103,7 @@ static void test_program(void **state)
     } bad[] = {
         {"/nonexistent/qemu", ENOEXEC, "/nonexistent/qemu: No such file"},
         {"/bin/false", ENOEXEC, "exit code 1"},
-        {"/bin/true", ENOTSUP, "no QEMU of Farfork's"},
-        {stock, ENOTSUP, "no QEMU of Farfork's"},
+        {"/bin/true", ENOTSUP, "it is no QEMU"},
         {killed, ENOEXEC, "SIGKILL"},
         {says, ENOEXEC, "exit code 3: too bad"},
     };
@@ -113,6 +113,9 @@ static void test_program(void **state)
         refused(check(json_pack("{s[ss]}", "program", bad[i].program, "x")), bad[i].code,
                 bad[i].text);
     assert_int_equal(check(json_pack("{s[s]}", "program", ours)), 0);
+    assert_false(by_attach);
+    assert_int_equal(check(json_pack("{s[s]}", "program", stock)), 0);
+    assert_true(by_attach);
 }
 
 /* Of a machine whose CPU has these in leaf 1, EDX; its QEMU answers each other question by false */

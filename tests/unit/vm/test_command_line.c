@@ -559,7 +559,35 @@ static void test_programs(void **state)
     assert_null(refused);
 }
 
-UNIT_MAIN(cmocka_unit_test(test_same), cmocka_unit_test(test_dropped),
+/* A child whose QEMU knows nothing of Farfork: no memory in a file that a device could give away; and its own children, and
+ * moves of it, have none of its agent's monitor */
+static void test_by_attach(void **state)
+{
+    static const struct vm_spec s = {.id = "f", .number = 3, .total = 4, .qemu = "/q", .rundir = "/r", .socket = "/r/agent",
+                                     .by_attach = true, .here = true, .net = NET_KEEP};
+    char *const parent[] = {"qemu", "-object", "memory-backend-memfd,id=m,size=1G,share=on,prealloc=on", "-object",
+                            "memory-backend-memfd,id=h,size=1G,hugetlb=on,share=on", "-object",
+                            "{\"qom-type\":\"memory-backend-memfd\",\"id\":\"j\",\"hugetlb\":true,\"size\":1}", "-incoming", "tcp:x",
+                            NULL};
+    char *const again[] = {"qemu", "-S", "-qmp", "unix:/r/3.beside,server=on,wait=off", "-qmp",
+                           "unix:/r/3.qmp,server=on,wait=off", "-incoming", "defer", NULL};
+    FF_AUTO_FREE char *got = line(&s, parent), *grandchild = child(NET_KEEP, again), *there = moved(again);
+
+    (void)state;
+    assert_non_null(got);
+    assert_string_equal(got, "/q -object memory-backend-ram,id=m,size=1G -object "
+                             "memory-backend-memfd,id=h,size=1G,hugetlb=on,share=off,reserve=off -object "
+                             "{\"qom-type\":\"memory-backend-memfd\",\"id\":\"j\",\"hugetlb\":true,\"size\":1,\"share\":false,"
+                             "\"reserve\":false} -display none -S -qmp unix:/r/3.beside,server=on,wait=off "
+                             "-qmp unix:/r/3.qmp,server=on,wait=off -incoming defer");
+    assert_non_null(grandchild);
+    assert_null(strstr(grandchild, "beside"));
+    assert_null(strstr(grandchild, "-S"));
+    assert_non_null(there);
+    assert_null(strstr(there, "beside"));
+}
+
+UNIT_MAIN(cmocka_unit_test(test_by_attach), cmocka_unit_test(test_same), cmocka_unit_test(test_dropped),
           cmocka_unit_test(test_display), cmocka_unit_test(test_monitors),
           cmocka_unit_test(test_chardevs), cmocka_unit_test(test_tpm),
           cmocka_unit_test(test_fdsets), cmocka_unit_test(test_files),
