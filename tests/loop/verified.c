@@ -34,6 +34,8 @@ static void setup(void)
 
 /* --- the liar --- */
 
+#define LAST 4u /* reads under way when a move ends */
+
 enum lie { NONE, A_BYTE, ZEROS, OF_ANOTHER, A_TAG, AN_ASK };
 
 struct seen {
@@ -156,11 +158,9 @@ static int lying_post(struct ff_link *l, enum ff_queue q, const struct ff_wr *wr
     s->wr[wr->id] = *wr;
     bool ask = wr->op == FF_OP_WRITE;
     must(!ask || wr->len_bytes == FF_ASK_LEN);
-    s->n_posted += !ask;
-    s->n_asks += ask;
-    if (ask && liar.lie == AN_ASK && lies_now(l, q, s->n_asks)) {
+    if (ask && liar.lie == AN_ASK && lies_now(l, q, s->n_asks + 1)) {
         struct ff_ask a = ff_ask_decode(wr->local);
-        s->last = s->n_asks;
+        s->last = s->n_asks + 1;
         atomic_store(&liar.lied, l);
         if (atomic_fetch_add(&liar.told, 1) % 2)
             a.region = 77;
@@ -169,7 +169,10 @@ static int lying_post(struct ff_link *l, enum ff_queue q, const struct ff_wr *wr
         ff_ask_encode(other, &a);
         changed.local = other;
     }
-    return liar.real->post(l, q, &changed, err);
+    int rc = liar.real->post(l, q, &changed, err);
+    s->n_posted += !rc && !ask;
+    s->n_asks += !rc && ask;
+    return rc;
 }
 
 static int any_secret(struct ff_link *l, enum ff_queue q, const char *label,
@@ -239,11 +242,12 @@ static uint64_t all_asks(void)
     return liar.seen[FF_QUEUE_FAULT].n_asks + liar.seen[FF_QUEUE_PREFILL].n_asks;
 }
 
-/* Each READ was asked about */
+/* Each READ was asked about, but for some that nobody needed any more when all was here */
 static void all_was_verified(void)
 {
     for (enum ff_queue q = 0; q < FF_QUEUES; q++)
-        must(liar.seen[q].n_asks == liar.seen[q].n_posted);
+        must(liar.seen[q].n_asks <= liar.seen[q].n_posted &&
+             liar.seen[q].n_posted - liar.seen[q].n_asks <= LAST);
     must(all_asks());
 }
 
