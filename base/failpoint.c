@@ -31,7 +31,7 @@ const char *const ff_failpoints[] = {
     "source.register",   "dest.mark",      "dest.unmark",    "dest.shut-down", "dest.sign",
     "evacuate.still",
     "attach.state", "relay.image", "relay.image.some",    "feed.pushed", "dest.feed.has",  "dest.feed.new", "attach.rest",
-    "feed.full",
+    "feed.full", "dest.around",
     "source.group.send", "dest.group.packet", "dest.undo",        "dest.forget",
 };
 const unsigned ff_failpoints_n = FF_ARRAY_LEN(ff_failpoints);

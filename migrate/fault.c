@@ -24,6 +24,7 @@
 #include "children.h"
 #include "cleanup.h"
 #include "failpoint.h"
+#include "fault_around.h"
 #include "fault_private.h"
 #include "log.h"
 #include "pager_elsewhere.h"
@@ -55,7 +56,7 @@ static void count_served(struct ff_pager *p, const struct ff_want *w)
 {
     if (w->first_touch)
         atomic_fetch_add(&p->count.first_touch, 1);
-    else if (!w->hole)
+    else if (!w->hole && !w->around)
         ff_hist_add(&p->fault_ns, ff_now_ns() - w->since_ns);
 }
 
@@ -67,8 +68,9 @@ static void count_stages(struct ff_pager *p, const struct slot *s, uint64_t came
 
     if (apart)
         ff_pager_wake(p, &p->region[w->region], w->page);
-    if (w->first_touch)
+    if (w->first_touch || w->around)
         return;
+    ff_around_measure(p, came - s->posted_ns, s->beside);
     ff_hist_add(&p->stage_ns[FF_STAGE_CLAIM], w->queued_ns - w->since_ns);
     ff_hist_add(&p->stage_ns[FF_STAGE_POST], s->posted_ns - w->queued_ns);
     ff_hist_add(&p->stage_ns[FF_STAGE_WIRE], came - s->posted_ns);
@@ -160,6 +162,7 @@ static int post_claimed(struct ff_pager *p, struct slot *s)
     if (!f->n_busy++)
         f->last_progress_ns = s->posted_ns;
     s->busy = true;
+    s->beside = f->n_around;
     return 0;
 }
 
@@ -256,6 +259,7 @@ static void retry_kept(struct ff_pager *p)
     for (unsigned i = 0; i < f->n_slots; i++)
         if (f->slot[i].kept && install_slot(p, &f->slot[i], true))
             fault_arrived(p, &f->slot[i]);
+    ff_around_retry(p);
     if (f->broken)
         fill_pending_holes(p);
     if (!must_retry(p))
@@ -283,6 +287,10 @@ static bool drain_link(struct ff_pager *p, bool all)
             struct slot *s = wc[i].id < f->n_slots ? &f->slot[wc[i].id] : NULL;
             if (wc[i].op == FF_WC_READ && s && s->busy && !s->kept) {
                 completed(p, s);
+                continue;
+            }
+            if (wc[i].op == FF_WC_READ && ff_around_is(p, wc[i].id)) {
+                ff_around_arrived(p, wc[i].id);
                 continue;
             }
             /* a WRITE of the peer: that it names slot 0 means nothing */
@@ -329,6 +337,7 @@ static void serve_fault(struct ff_pager *p, struct ff_want w)
 
     switch (ff_wants_claim(p, w)) {
     case FF_CLAIM_MISSING:
+        ff_around_touched(p, w.region, w.page);
         atomic_fetch_add(&p->count.faults, 1);
         atomic_store(&p->hint, r->first_chunk + offset / r->chunk_bytes + 1);
         break;
@@ -421,6 +430,7 @@ static bool fetch(struct ff_pager *p, bool all)
     post_pending(p);
     bool drained = drain_link(p, all);
     post_pending(p);
+    ff_around_post(p);
     check_waiters(p);
     ff_children_check(p);
     return drained;

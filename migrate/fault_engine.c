@@ -10,6 +10,7 @@
 
 #include "children.h"
 #include "cleanup.h"
+#include "fault_around.h"
 #include "fault_private.h"
 
 #define SLOT_MEMORY (16u << 20)
@@ -31,6 +32,11 @@ int ff_fault_engine_new(struct ff_pager *p, struct ff_error *err)
         return ff_error_set(err, ENOMEM, "pager: fault slots: out of memory");
     madvise(m, (size_t)f->n_slots * f->slot_bytes, MADV_DONTFORK); /* not a child's */
     f->memory = m;
+    m = mmap(NULL, FF_AROUNDS * FF_AROUND_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (m == MAP_FAILED)
+        return ff_error_set(err, ENOMEM, "pager: fault slots: out of memory");
+    madvise(m, FF_AROUNDS * FF_AROUND_BYTES, MADV_DONTFORK);
+    f->around_memory = m;
     return ff_fault_engine_attach(p, err);
 }
 
@@ -38,8 +44,8 @@ int ff_fault_engine_attach(struct ff_pager *p, struct ff_error *err)
 {
     struct ff_fault_engine *f = p->fault;
 
-    return p->link->ops->reg(p->link, f->memory, (size_t)f->n_slots * f->slot_bytes, 0, &f->mr,
-                             err);
+    int rc = p->link->ops->reg(p->link, f->memory, (size_t)f->n_slots * f->slot_bytes, 0, &f->mr, err);
+    return rc ? rc : p->link->ops->reg(p->link, f->around_memory, FF_AROUNDS * FF_AROUND_BYTES, 0, &f->around_mr, err);
 }
 
 void ff_fault_engine_free(struct ff_fault_engine *f)
@@ -48,6 +54,8 @@ void ff_fault_engine_free(struct ff_fault_engine *f)
         return;
     if (f->memory)
         munmap(f->memory, (size_t)f->n_slots * f->slot_bytes);
+    if (f->around_memory)
+        munmap(f->around_memory, FF_AROUNDS * FF_AROUND_BYTES);
     pthread_mutex_destroy(&f->lock);
     free(f);
 }
@@ -108,6 +116,7 @@ bool ff_fault_follow_link(struct ff_pager *p)
     p->fault_parked = f->broken;
     p->attached = false;
     pthread_mutex_unlock(&p->lock);
+    ff_around_break(p);
     if (f->broken && p->may_be_fed && !p->wants->away)
         leave_claims(p);
     else if (!f->broken)

@@ -6,6 +6,7 @@
 #define FF_MIGRATE_FAULT_PRIVATE_H
 
 #include "pager.h"
+#include "wants.h"
 
 #define EARLY 256u /* what comes on top is claimed at once */
 #define WAITERS 64u /* more than vCPUs, mostly; of others the time is not known */
@@ -18,6 +19,24 @@ struct slot {
     bool busy;
     bool kept; /* it was read, and there is no memory to install it */
     bool due;  /* the link broke that was to bring it: to be posted again */
+    bool beside; /* it was posted behind a READ of fault_around.h */
+};
+
+#define FF_AROUND_BYTES (64u << 10)
+#define FF_AROUNDS 4u
+
+/* Pages that one READ brings: [first + done, first + n) are to be installed still */
+struct ff_around {
+    uint32_t region, n, done;
+    uint64_t first, posted_ns;
+    uint8_t *local;
+    bool busy, kept; /* as a slot */
+    uint8_t zero[FF_AROUND_BYTES / 4096 / 8], poison[FF_AROUND_BYTES / 4096 / 8];
+};
+
+struct ff_page_at {
+    uint32_t region;
+    uint64_t page;
 };
 
 struct ff_fault_engine {
@@ -33,6 +52,15 @@ struct ff_fault_engine {
     uint64_t awake_ns; /* when poll() returned, or the thread looked again */
     unsigned n_served, n_due;
     bool broken; /* the link, or the image */
+
+    uint8_t *around_memory; /* FF_AROUNDS of FF_AROUND_BYTES */
+    struct ff_mr around_mr; /* goes with the link */
+    struct ff_around around[FF_AROUNDS];
+    unsigned n_around;         /* under way; n_busy counts them, too */
+    struct ff_page_at touched; /* last, and nothing was asked for around it */
+    bool was_touched;
+    uint64_t alone_ns, beside_ns; /* what a fault's READ takes, as a moving average; 0: not known */
+    unsigned hold, hold_next;     /* so many faults have none around them */
 
     struct ff_want waiter[WAITERS]; /* on pages that prefill has claimed: for the statistics */
     unsigned n_waiters;

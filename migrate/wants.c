@@ -3,6 +3,7 @@
  * wants.c - pages that somebody waits for are claimed, and queued to be brought
  */
 #include "cleanup.h"
+#include "fault_around.h"
 #include "pager.h"
 #include "undo.h"
 #include "working_set.h"
@@ -63,7 +64,7 @@ void ff_wants_later(struct ff_pager *p, uint32_t region, uint64_t page, bool hol
 
 bool ff_wants_room(const struct ff_pager *p)
 {
-    return FF_WANTS_MAX - p->wants->n > FF_WANTS_EVENTS;
+    return FF_WANTS_MAX - p->wants->n > FF_WANTS_EVENTS + FF_WANTS_AROUND;
 }
 
 bool ff_wants_fill_hole(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)
@@ -105,6 +106,7 @@ enum ff_claim ff_wants_page(struct ff_pager *p, uint32_t i, uint64_t page, uint6
         ff_wants_claim(p, (struct ff_want){.region = i, .page = page, .since_ns = since_ns});
 
     if (was == FF_CLAIM_MISSING) {
+        ff_around_touched(p, i, page);
         atomic_fetch_add(&p->count.faults, 1);
         atomic_store(&p->hint, r->first_chunk + page * r->range.psize / r->chunk_bytes + 1);
     }

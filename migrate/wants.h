@@ -10,10 +10,12 @@
 
 #define FF_WANTS_MAX 8192u
 #define FF_WANTS_EVENTS 32 /* that are read at once */
+#define FF_WANTS_AROUND 64u /* of fault_around.h, when a link breaks */
 
 struct ff_want {
     uint32_t region;
     bool first_touch;
+    bool around; /* nobody has touched it: fault_around.h */
     bool hole; /* there was no memory for its zeros when it was touched */
     uint64_t page;
     uint64_t since_ns; /* when the event was read */

@@ -43,13 +43,15 @@ static void tcp_chunks(void)
     chunks_and_windows(true);
 }
 
-/* Nothing comes by itself: one thread touches every cell once, in an order of its own */
+static unsigned step;
+
+/* One thread touches every cell once, in an order of its own */
 static void *touch_each(void *arg)
 {
     struct toucher *t = arg;
 
     for (uint64_t i = 0; i < t->m->n_cells; i++)
-        touch_cell(t, i * 1009 % t->m->n_cells, i % 5 == 0);
+        touch_cell(t, i * step % t->m->n_cells, i % 5 == 0);
     return NULL;
 }
 
@@ -64,10 +66,12 @@ static void start_each(struct move *m, enum stage stage)
     must(!pthread_create(&each_thread, NULL, touch_each, &m->toucher[0]));
 }
 
+/* Nothing comes by itself */
 static void faults_alone(bool tcp, enum memory memory, const char *options)
 {
     static struct move m;
 
+    step = 1009;
     m = (struct move){.tcp = tcp, .options = options, .memory = memory, .hook = start_each};
     move_run(&m);
     pthread_join(each_thread, NULL);
@@ -84,6 +88,29 @@ static void prefill_off(void)
     faults_alone(true, MEM_MEMFD, "prefill=off,landing=copy");
     faults_alone(true, MEM_MEMFD, "prefill=off,landing=continue");
     faults_alone(true, MEM_MEMFD_PRIVATE, "prefill=off");
+}
+
+/* While prefill brings next to nothing a page brings those behind it, and who touches one of them waits for it */
+static void around(bool tcp)
+{
+    static struct move m;
+
+    step = 1;
+    loop_arm("dest.prefill=delay:200000");
+    m = (struct move){.tcp = tcp, .options = "prefill=pull", .memory = MEM_ANON, .hook = start_each};
+    move_run(&m);
+    pthread_join(each_thread, NULL);
+    loop_arm("");
+    if (m.dst.stats.faults > m.n_cells / 4)
+        loop_fail(__FILE__, __LINE__, "%llu faults for %llu pages", (unsigned long long)m.dst.stats.faults,
+                  (unsigned long long)m.n_cells);
+    move_must_succeed(&m);
+}
+
+static void faults_around(void)
+{
+    around(false);
+    around(true);
 }
 
 /* Many threads want the same page: one fetches, all get it */
@@ -305,6 +332,7 @@ int main(int argc, char **argv)
         {"loop chunks and windows", loop_chunks, 60},
         {"tcp chunks and windows", tcp_chunks, 60},
         {"prefill off", prefill_off, 60},
+        {"what is behind a page comes with it", faults_around, 60},
         {"one page, many threads", one_page_many_threads, 0},
         {"loop first touch", loop_first_touch, 0},
         {"tcp first touch", tcp_first_touch, 0},

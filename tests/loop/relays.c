@@ -296,7 +296,8 @@ static void parts_of_chunks(void)
     snprintf(options, sizeof(options), "key-file=%s,prefill=pull,chunk=2M,reconnect=25",
              loop_key_file());
     f[0]->await_feed_ms = f[1]->await_feed_ms = 60000;
-    f[0]->last_later = true; /* its children touch all else */
+    f[0]->last_later = true; /* its children touch all else, and nothing more comes */
+    f[0]->faults = "dest.around=fail";
     untouched(1);
     begin();
     wait_count(f[0]->present_so_far, all_bytes(0) - CELL);
@@ -329,7 +330,8 @@ static void nobody_has(void)
 {
     agents_are(2, ",reconnect=5", NULL);
     f[0]->await_feed_ms = f[1]->await_feed_ms = 60000;
-    f[0]->last_later = true; /* its children touch all else */
+    f[0]->last_later = true; /* its children touch all else, and nothing more comes */
+    f[0]->faults = "dest.around=fail";
     untouched(1);
     begin();
     wait_count(f[0]->present_so_far, all_bytes(0) - CELL);

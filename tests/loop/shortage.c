@@ -47,7 +47,7 @@ static void goes_on(bool tcp, const char *options)
     static struct move m;
     struct ff_error err;
 
-    must_ok(ff_failpoints_arm("dest.install=fail:12@3-900", &err), err);
+    must_ok(ff_failpoints_arm("dest.install=fail:12@3-900,dest.around=fail", &err), err);
     m = (struct move){.tcp = tcp, .options = options, .n_regions = 1, .cells = {16000},
                       .touchers = 2, .writes = true, .touch_late = true, .hook = listen_for_it};
     uint64_t t = ff_now_ns();

@@ -189,7 +189,7 @@ static void bytes_are_late(void)
 static void nothing_goes_on(void)
 {
     steals(KEEP, FF_QUEUE_PREFILL, 20, 2);
-    survives(FINE ",window=1", "dest.fault=delay:3000", "verify: the bytes came, and no tag");
+    survives(FINE ",window=1", "dest.fault=delay:3000,dest.around=fail", "verify: the bytes came, and no tag");
 }
 
 static void of_another(void)
