@@ -46,6 +46,7 @@
 #include "incoming_stream.h"
 #include "links.h"
 #include "machine.h"
+#include "movable.h"
 #include "outside.h"
 #include "thread.h"
 #include "watcher.h"
@@ -107,6 +108,8 @@ static int look_at_qemu(struct beside *s, struct ff_error *err)
 {
     int rc = outside_may(s->pid, true, err);
 
+    if (!rc) /* by some devices another process would reach memory that is not the child's any more */
+        rc = movable_check(s->q, err);
     if (!rc)
         rc = discards_check(s->q, err);
     if (!rc)

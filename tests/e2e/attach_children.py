@@ -71,17 +71,17 @@ def parts(c, comm):
     return found
 
 
-def check_consoles(c, parent):
+def check_consoles(consoles):
     """What guests said before they were ended: none has found a wrong byte."""
     said = 0
-    for path in glob.glob(f'{c.base}/f/*/*.{os.path.basename(parent.console)}'):
+    for f in consoles:
         log = report.Log()
-        with open(path, 'rb') as f:
-            log.feed(f.read())
+        log.feed(f.read())
+        f.close()
         said += len(log.lines)
         for line in log.lines + [e for e in log.events if e['event'] == 'error']:
             if line.get('event') == 'error' or any(line[key] for key in report.BAD):
-                raise Failed(f'{path}: {line}')
+                raise Failed(f'{f.name}: {line}')
     return said
 
 
@@ -91,17 +91,18 @@ def killed(t, what):
     wait_s = random.Random(seed).uniform(0, 1.5)
     with started(t) as parent:
         parent.start_load()
-        with by_debian(t, parent, 3, *HERE_BY_LINK, hosts=['h1=127.0.0.1'], faults='dest.prefill=delay:400000@1-40') as c:
-            wait_for('a child that runs', 40, lambda: glob.glob(c.base + '/f/*/*.console'))
+        with by_debian(t, parent, 3, *HERE_BY_LINK, hosts=['h1=127.0.0.1'], faults='dest.prefill=delay:1500000@1-40') as c:
+            wait_for('a child that runs', 40, lambda: any(os.path.getsize(p) for p in glob.glob(c.base + '/f/*/*.console')))
             time.sleep(wait_s)      # any moment will do
             pids = parts(c, what)
+            consoles = [open(p, 'rb') for p in glob.glob(c.base + '/f/*/*.console')]    # their folder goes
             if not pids:
                 raise Failed(f'no process {what}: {processes_of(c.base)}')
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
             c.end()
             wait_for('end of all children', 20, lambda: not parts(c, 'qemu-system-x86') and not parts(c, 'ld-linux-x86-64') or None)
-            say(f'      {what} killed after {wait_s:.2f} s (seed {seed}); {check_consoles(c, parent)} reports before that')
+            say(f'      {what} killed after {wait_s:.2f} s (seed {seed}); {check_consoles(consoles)} reports before that')
             common.check_ledger(parent, sweeps=1)
 
 
