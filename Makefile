@@ -144,6 +144,7 @@ help:
 	  "make demo       move running guests of this machine's own QEMU, and show what happened (3 minutes)" \
 	  'make demo-qemu  the same, and a fork, with the patched QEMU, which it builds' \
 	  'make bench      what moves cost, against what QEMU has (12 minutes; FULL=1: all)' \
+	  'make bench-key  what a key costs a move of 2 GiB, beside QEMU'\''s own (3 minutes)' \
 	  'make bench-visit   a guest goes to its data and back: a visit against two moves (3 minutes)' \
 	  'make bench-remote  what calls of a remote accelerator notice of a move (2 minutes)' \
 	  'make bench-serving what serving many peers costs, by threads and by io_uring (2 minutes)' \

@@ -4,7 +4,7 @@
 #
 # Included by the top Makefile. BENCH_FLAGS: see `farfork bench --help`
 
-.PHONY: bench bench-clone bench-attach bench-fanout bench-serving bench-remote bench-visit
+.PHONY: bench bench-key bench-clone bench-attach bench-fanout bench-serving bench-remote bench-visit
 BENCH_PROGRAMS := $(addprefix $(BUILD)/bench/,baselines udpping redisload shaper)
 BENCH_SCALING := $(BUILD)/bench/fault_scaling
 DEPS_BENCH := $(BUILD)/.deps-bench
@@ -43,6 +43,11 @@ bench: $(BUILD)/bin/farfork $(BUILD)/bin/qemu-system-x86_64 $(BUILD)/guests/micr
        $(BENCH_PROGRAMS) $(BENCH_SCALING) linux-guest $(REDIS_INITRD) | $(DEPS_BENCH)
 	@FARFORK_BUILD='$(abspath $(BUILD))' $(BUILD)/bin/farfork bench $(if $(FULL),--full) \
 	    $(BENCH_FLAGS)
+
+# what a key costs a move, beside QEMU's own: one table a kind of memory
+bench-key: $(BUILD)/bin/farfork $(BUILD)/bin/qemu-system-x86_64 $(BUILD)/guests/micro.elf $(BENCH_PROGRAMS)
+	@FARFORK_BUILD='$(abspath $(BUILD))' $(BUILD)/bin/farfork bench --runs 3 --mem 2048 \
+	    --memory anon memfd --workload random --peers preempt rdma-tcp rdma-tcp,key $(BENCH_FLAGS)
 
 # an unpatched QEMU by its own ways and by attaching, beside the patched one; BENCH_QEMU=stock-qemu-sid
 BENCH_QEMU := stock-qemu

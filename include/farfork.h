@@ -81,7 +81,7 @@ struct ff_address;
  *        reconnect=SECONDS, chunk=SIZE, window=CHUNKS, landing=auto|copy|continue|move,
  *        prefill=auto|pull|push|off, odp=auto|on|off, precopy=0|1, prealloc=0|1, visit=off|on and
  *        budget=SIZE (farfork-return.h), key-file=FILE (read by this call),
- *        kernel-tls=on|off, insecure=off|on, verify=off|on, until-go=FILE, multicast=GROUP[:PORT], see
+ *        insecure=off|on, verify=off|on, until-go=FILE, multicast=GROUP[:PORT], see
  *        ff_group_new().
  *        For a source that keeps the right to take its guest back, see ff_source_take_back():
  *        fallback=off|go, lease=SECONDS, and with fallback=go both fence=PROGRAM and record=FILE,

@@ -71,7 +71,7 @@ RUN_LAB := \
         "tests/lab/on_kernel.py doctor move-anon fork-verbs:400":1020'
 
 # And what make check-full has more
-RUN_LAB_MORE := $(foreach t,killed_late clock_jumps ktls move_library,'lab/lab tests/lab/$t.py:1020') \
+RUN_LAB_MORE := $(foreach t,killed_late clock_jumps move_library,'lab/lab tests/lab/$t.py:1020') \
     'lab/lab tests/lab/loop_verbs --more:1020' 'lab/lab tests/lab/clone_verbs.py --more:1020' \
     'lab/lab tests/lab/attach_verbs.py --more:1020' 'lab/lab tests/lab/killed_early.py --more:1020'
 
@@ -85,7 +85,7 @@ lab-leaks: | $(DEPS_ALL)
 
 check check-lab-more: lab-kernel lab-leaks $(LAB_PROGRAMS)
 check-lab: lab-kernel lab-leaks $(LAB_PROGRAMS) $(BUILD)/guests/micro.elf $(LOOP_TESTS) $(E2E_PROGRAMS) \
-    $(BUILD)/tests/e2e/$(E2E_STOCK_bookworm) $(BUILD)/tests/unit/rdma/test_tcp_tls
+    $(BUILD)/tests/e2e/$(E2E_STOCK_bookworm)
 	@$(RUN_ENV) tests/run $(RUN_LAB) $(RUN_LAB_MORE)
 check-lab-leaks: lab-kernel lab-leaks
 	@$(RUN_ENV) tests/run $(RUN_LEAKS)

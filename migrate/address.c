@@ -29,7 +29,6 @@ static const struct ff_address defaults = {
     .landing = FF_LANDING_AUTO,
     .prefill = FF_PREFILL_AUTO,
     .prealloc = true,
-    .kernel_tls = true,
 };
 
 #define BUDGET_MAX (1ul << 44) /* more than a guest has */
@@ -314,10 +313,6 @@ static int set_option(struct ff_address *a, const char *name, const char *value,
         rc = get_word(name, value, switches, &w, err);
         if (!rc)
             a->insecure = w;
-    } else if (!strcmp(name, "kernel-tls")) {
-        rc = get_word(name, value, switches, &w, err);
-        if (!rc)
-            a->kernel_tls = w;
     } else if (!strcmp(name, "verify")) {
         rc = get_word(name, value, switches, &w, err);
         if (!rc)
@@ -328,7 +323,7 @@ static int set_option(struct ff_address *a, const char *name, const char *value,
         rc = ff_error_set(err, EINVAL,
                           "address: no such option: %s (there are link, device, qps, tos, timeout, "
                           "reconnect, chunk, window, landing, prefill, odp, precopy, visit, "
-                          "budget, prealloc, key-file, kernel-tls, insecure, verify, until-go, multicast, "
+                          "budget, prealloc, key-file, insecure, verify, until-go, multicast, "
                           "fallback, lease, fence, record, output)",
                           name);
     }

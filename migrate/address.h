@@ -37,7 +37,6 @@ struct ff_address {
     enum ff_prefill_mode prefill;
     enum ff_odp_choice odp;
     bool insecure;      /* without a key: talk to anybody */
-    bool kernel_tls;    /* tcp, with a key: the kernel may encrypt */
     struct ff_key *key; /* both ends prove that they have it; NULL: neither does */
     char until_go[256]; /* destination: a file that is there until GO was read; "": none */
     bool prealloc; /* destination: make memory ready while nobody has come */

@@ -64,7 +64,7 @@ int ff_dest_new(const struct ff_address *a, struct ff_dest **out, struct ff_erro
 {
     struct ff_link_params p = {
         .host = a->host, .port = a->port, .timeout_ms = a->timeout_ms, .device = a->device,
-        .key = a->key, .tos = a->tos, .process_tls = !a->kernel_tls, .insecure = a->insecure};
+        .key = a->key, .tos = a->tos, .insecure = a->insecure};
     struct ff_port *port = NULL;
 
     if (a->passed)

@@ -81,7 +81,6 @@ static int listen_anew(struct ff_dest *d, const struct ff_address *to, struct ff
                                .device = to->device,
                                .key = key_of(d, to),
                                .tos = to->tos.set ? to->tos : d->addr.tos,
-                               .process_tls = !to->kernel_tls || !d->addr.kernel_tls,
                                .insecure = lets_anybody(d, to)};
     struct ff_address was = d->at;
     struct ff_port *port;

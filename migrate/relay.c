@@ -241,7 +241,7 @@ static int feed_once(struct ff_relay *r, struct ff_error *err)
                                .device = *to->device ? to->device : own->device,
                                .peers = &to->peers,
                                .key = r->is_older ? to->key : own->key,
-                               .tos = own->tos, .process_tls = !own->kernel_tls};
+                               .tos = own->tos};
     struct ff_welcome w;
     struct ff_link *l;
 

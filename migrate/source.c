@@ -129,7 +129,6 @@ int ff_source_open_link(struct ff_source *s, const struct ff_address *a, struct 
                                .tos = a->tos.set ? a->tos : s->addr.tos,
                                .peers = &a->peers,
                                .key = a->key ? a->key : s->addr.key,
-                               .process_tls = !a->kernel_tls || !s->addr.kernel_tls,
                                .insecure = a->insecure || s->addr.insecure};
     struct ff_link *link;
 

@@ -13,10 +13,9 @@
  * Invariants   When ff_source_hold() has returned, no byte that is written to memory from then on leaves
  *              this side. The link is shut down under lock, and whatever comes up later is, too. Over tcp
  *              shutdown(2) waits for the socket's lock, which sendmsg(2) has while it copies out of
- *              memory and, with the kernel's TLS, seals: what it copies after that it does not send
- *              (EPIPE), and nothing here leaves its reading to the kernel (MSG_ZEROCOPY, splice(2)).
- *              TLS of this process seals copies, and sends them by the same sendmsg(2). What was copied
- *              before may still arrive, and is the image; half a page is no answer to a read. Over verbs
+ *              memory: what it copies after that it does not send (EPIPE), and nothing here leaves its
+ *              reading to the kernel (MSG_ZEROCOPY, splice(2)). What a key seals (tcp_seal.c) is a copy,
+ *              which goes by send(2) at once or after an EAGAIN. What was copied before may still arrive, and is the image; half a page is no answer to a read. Over verbs
  *              the queue pairs are in error then, and the adapter answers no READ. The threads that served
  *              have ended, too.
  *              A guest is taken back, or returns: whoever is second is refused (taking, given_up).

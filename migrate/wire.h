@@ -61,7 +61,7 @@
 
 struct ff_error;
 
-#define FF_WIRE_VERSION 10
+#define FF_WIRE_VERSION 11
 #define FF_WIRE_AUTH_NONE 0u /* authentication in HELLO: what the link has proved */
 #define FF_WIRE_AUTH_KEY 1u  /* both ends have the key, and the link seals each message */
 #define FF_WIRE_PRECOPY 1u /* feature in WELCOME: the destination makes a pass (precopy=1) */

@@ -262,7 +262,7 @@ int ff_probe_peer(const struct ff_address *a, const struct ff_probe_options *o,
     } kinds[] = {{FF_LINK_VERBS, "verbs"}, {FF_LINK_TCP, "tcp"}};
     struct ff_link_params params = {.host = a->host, .port = a->port, .timeout_ms = a->timeout_ms,
                                     .device = o->device, .qps = o->qps, .key = a->key,
-                                    .process_tls = !a->kernel_tls, .insecure = a->insecure};
+                                    .insecure = a->insecure};
     FF_AUTO_FREE struct probe *p = calloc(1, sizeof(*p));
     int works = 0;
 

@@ -218,7 +218,7 @@ int ff_probe_serve(const struct ff_address *a, const struct ff_probe_options *o,
     char number[16];
     struct ff_link_params p = {.host = a->host, .port = a->port, .timeout_ms = a->timeout_ms,
                                .device = o->device, .qps = o->qps, .key = a->key,
-                               .process_tls = !a->kernel_tls, .insecure = a->insecure};
+                               .insecure = a->insecure};
     unsigned up = 0;
     sigset_t all, old;
 

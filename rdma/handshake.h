@@ -64,6 +64,7 @@
 enum ff_hs_suite {
     FF_HS_AES256_GCM = 1, /* with SHA-256, both */
     FF_HS_CHACHA20_POLY1305 = 2,
+    FF_HS_AES128_GCM = 4, /* of queues alone, which agree by themselves (tcp_tls.h) */
 };
 #define FF_HS_SUITES (FF_HS_AES256_GCM | FF_HS_CHACHA20_POLY1305)
 

@@ -215,7 +215,6 @@ struct ff_link_params {
     struct ff_tos tos;  /* verbs: the active side's is both sides' */
     const struct ff_peers *peers; /* where the host is; NULL or none: look it up */
     struct ff_key *key; /* both ends prove that they have it (handshake.h); NULL: neither does */
-    bool process_tls; /* tcp, with a key: the kernel does not encrypt, where it could (tcp_ktls.h) */
     bool insecure; /* without a key: talk to anybody. Else to processes of this user on this host */
 };
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * seal.c - control messages that nobody else can read, change, repeat, reorder or leave out
+ * seal.c - messages and frames that nobody else can read, change, repeat, reorder or leave out
  */
 /**
  * DOC: Theory of Operation
  *
- * Ownership    GnuTLS's own state of a cipher lives for one record: it stands on the heap, which a
- *              core dump shows.
+ * Ownership    GnuTLS's own state of a cipher, which stands on the heap, lives for one control message.
+ *              To make it takes longer than to seal a page: that of frames lives as long as its key.
  */
 #include <errno.h>
 #include <string.h>
@@ -14,6 +14,7 @@
 #include <gnutls/crypto.h>
 #include <gnutls/gnutls.h>
 
+#include "failpoint.h"
 #include "seal.h"
 #include "secret.h"
 
@@ -29,6 +30,22 @@ int ff_seal_init(struct ff_seal *s, enum ff_hs_suite suite, const uint8_t secret
     s->suite = suite;
     memcpy(s->secret, secret, FF_KDF_LEN);
     return start_generation(s);
+}
+
+int ff_seal_init_frames(struct ff_seal *s, enum ff_hs_suite suite,
+                        const uint8_t secret[FF_KDF_LEN])
+{
+    int rc = ff_seal_init(s, suite, secret);
+
+    s->of_frames = true;
+    return rc;
+}
+
+void ff_seal_end(struct ff_seal *s)
+{
+    if (s->kept)
+        gnutls_aead_cipher_deinit(s->kept);
+    s->kept = NULL;
 }
 
 int ff_secrets_new(const struct ff_epoch *e, bool active, struct ff_secrets **out)
@@ -74,9 +91,12 @@ int ff_secrets_of(const struct ff_secrets *s, enum ff_queue q, const char *label
 /* The record is done: the next one has another number, perhaps another key */
 static int next_record(struct ff_seal *s)
 {
-    if (++s->number % FF_SEAL_RECORDS)
+    if (++s->number % (s->of_frames ? FF_SEAL_FRAMES : FF_SEAL_RECORDS))
         return 0;
-    int rc = ff_kdf_expand(s->secret, "next", NULL, 0, s->key, sizeof(s->key));
+    ff_seal_end(s);
+    int rc = s->of_frames ? ff_failpoint("tcp.tls.rekey") : 0;
+    if (!rc)
+        rc = ff_kdf_expand(s->secret, "next", NULL, 0, s->key, sizeof(s->key));
     memcpy(s->secret, s->key, sizeof(s->secret));
     return rc ? rc : start_generation(s);
 }
@@ -88,19 +108,38 @@ static void make_nonce(const struct ff_seal *s, uint8_t nonce[FF_SEAL_NONCE_LEN]
         nonce[FF_SEAL_NONCE_LEN - 1 - i] ^= (uint8_t)(s->number >> (8 * i));
 }
 
-static int start_cipher(const struct ff_seal *s, gnutls_aead_cipher_hd_t *h)
+static gnutls_cipher_algorithm_t suite_cipher(enum ff_hs_suite suite)
 {
-    gnutls_datum_t key = {.data = (unsigned char *)s->key, .size = sizeof(s->key)};
-    gnutls_cipher_algorithm_t which = s->suite == FF_HS_AES256_GCM
-                                          ? GNUTLS_CIPHER_AES_256_GCM
-                                          : GNUTLS_CIPHER_CHACHA20_POLY1305;
-
-    return gnutls_aead_cipher_init(h, which, &key) < 0 ? -EIO : 0;
+    return suite == FF_HS_AES128_GCM   ? GNUTLS_CIPHER_AES_128_GCM
+           : suite == FF_HS_AES256_GCM ? GNUTLS_CIPHER_AES_256_GCM
+                                       : GNUTLS_CIPHER_CHACHA20_POLY1305;
 }
 
-int ff_seal_close(struct ff_seal *s, const void *head, size_t head_len, const void *msg,
-                  uint32_t len, void *out)
+static int start_cipher(struct ff_seal *s, gnutls_aead_cipher_hd_t *h)
 {
+    gnutls_cipher_algorithm_t which = suite_cipher(s->suite);
+    gnutls_datum_t key = {.data = s->key, .size = (unsigned)gnutls_cipher_get_key_size(which)};
+
+    *h = s->kept;
+    if (s->kept)
+        return 0;
+    if (gnutls_aead_cipher_init(h, which, &key) < 0)
+        return -EIO;
+    if (s->of_frames)
+        s->kept = *h;
+    return 0;
+}
+
+static void stop_cipher(const struct ff_seal *s, gnutls_aead_cipher_hd_t h)
+{
+    if (!s->kept)
+        gnutls_aead_cipher_deinit(h);
+}
+
+int ff_seal_close_iov(struct ff_seal *s, const void *head, size_t head_len, const struct iovec *iov,
+                      unsigned n_iov, uint32_t len, void *out)
+{
+    giovec_t auth = {.iov_base = (void *)head, .iov_len = head_len};
     uint8_t nonce[FF_SEAL_NONCE_LEN];
     size_t out_len = (size_t)len + FF_SEAL_TAG_LEN;
     gnutls_aead_cipher_hd_t h;
@@ -108,11 +147,19 @@ int ff_seal_close(struct ff_seal *s, const void *head, size_t head_len, const vo
     if (s->broken || start_cipher(s, &h))
         return -EIO;
     make_nonce(s, nonce);
-    int rc = gnutls_aead_cipher_encrypt(h, nonce, sizeof(nonce), head, head_len, FF_SEAL_TAG_LEN,
-                                        msg, len, out, &out_len);
-    gnutls_aead_cipher_deinit(h);
+    int rc = gnutls_aead_cipher_encryptv(h, nonce, sizeof(nonce), &auth, !!head_len, FF_SEAL_TAG_LEN, iov,
+                                         (int)n_iov, out, &out_len);
+    stop_cipher(s, h);
     s->broken = rc < 0 || out_len != (size_t)len + FF_SEAL_TAG_LEN || next_record(s);
     return s->broken ? -EIO : 0;
+}
+
+int ff_seal_close(struct ff_seal *s, const void *head, size_t head_len, const void *msg,
+                  uint32_t len, void *out)
+{
+    struct iovec iov = {.iov_base = (void *)msg, .iov_len = len};
+
+    return ff_seal_close_iov(s, head, head_len, &iov, 1, len, out);
 }
 
 int ff_seal_open(struct ff_seal *s, const void *head, size_t head_len, const void *in,
@@ -129,7 +176,7 @@ int ff_seal_open(struct ff_seal *s, const void *head, size_t head_len, const voi
     make_nonce(s, nonce);
     int rc = gnutls_aead_cipher_decrypt(h, nonce, sizeof(nonce), head, head_len, FF_SEAL_TAG_LEN,
                                         in, len, out, &out_len);
-    gnutls_aead_cipher_deinit(h);
+    stop_cipher(s, h);
     s->broken = rc < 0 || out_len != len - FF_SEAL_TAG_LEN || next_record(s);
     if (!s->broken)
         return (int)out_len;

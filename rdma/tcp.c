@@ -10,7 +10,7 @@
  *              ... hello, which chooses a session ...
  *              open_queues(): connect FAULT, join -> open_queues(): whoever has the session
  *                             connect PREFILL, join  (tcp_listen.c)
- *                             with a key: TLS on both (tcp_tls.c)
+ *                             with a key: TLS, then sealed frames on both (tcp_tls.c)
  *                             on all three a packet of full size, both ways (tcp_path.c)
  *              (or both are given connected sockets: ff_tcp_on_sockets())
  *              after that     data: tcp_queue.c; control: plain send and recv, not hot
@@ -64,8 +64,7 @@ struct tcp_link {
     struct ff_secrets *secrets; /* NULL: nothing is sealed */
     uint8_t *sealed_tx;          /* with them; under send_lock */
     bool doubts;                 /* active, without a key: it matters whose the peer is */
-    bool process_tls;            /* struct ff_link_params */
-    struct ff_tos tos;           /* likewise */
+    struct ff_tos tos;           /* struct ff_link_params */
     uint8_t rx[TCP_CTRL_HEAD_LEN + FF_MSG_MAX + FF_SEAL_TAG_LEN];
     size_t rx_have;
     bool had_pad; /* the peer's has come */
@@ -192,7 +191,6 @@ int ff_tcp_connect(const struct ff_link_params *p, int cancel_fd, struct ff_link
         return rc;
     t->cancel_fd = cancel_fd;
     t->doubts = !p->key && !p->insecure;
-    t->process_tls = p->process_tls;
     use_tos(t, &p->tos);
     if (t->doubts && !tcp_is_local(fd)) {
         tcp_free(&t->base);
@@ -220,7 +218,6 @@ int ff_tcp_accept(struct ff_listener *ls, int timeout_ms, struct ff_link **out,
     if (rc)
         return rc;
     t->ls = ls;
-    t->process_tls = tcp_listen_process_tls(ls);
     use_tos(t, tcp_listen_tos(ls));
     *out = &t->base;
     return 0;
@@ -315,7 +312,7 @@ static int tcp_open_passive(struct tcp_link *t, const struct tcp_tokens *tokens,
 /* With a key: both sides have both queues by now, and say so in one order */
 static int seal_queues(struct tcp_link *t, uint64_t end, struct ff_error *err)
 {
-    struct tcp_tls_how how = {.active = !t->ls, .in_process = t->process_tls,
+    struct tcp_tls_how how = {.active = !t->ls,
                               .cancel_fd = t->ls ? tcp_listen_cancel_fd(t->ls) : t->cancel_fd};
     int rc = 0;
 

@@ -25,6 +25,7 @@ static uint16_t add_data(struct tx_frame *f, const void *src, const struct tcp_r
             flags = TCP_F_ZEROS | TCP_F_POISON;
     f->runs.iov[f->runs.n++] = (struct iovec){
         .iov_base = f->map, .iov_len = flags & TCP_F_POISON ? 2 * len : len};
+    f->n_head = 2;
     runs_add_granules(&f->runs, src, req->len, req->granule, f->map);
     return flags;
 }

@@ -20,6 +20,7 @@
 /* What every frame has comes first: a ring of them takes memory only as far as they are written */
 struct tx_frame {
     uint8_t head[TCP_REQ_LEN];
+    uint8_t n_head; /* segments of runs before the data */
     bool is_reply;
     struct ff_backing from; /* of: a READ of another process's memory that has not been brought */
     struct tcp_req req;     /* ... and what it asks for */

@@ -53,8 +53,7 @@ struct ff_listener {
     struct held held[HELD_MAX]; /* the oldest first */
     unsigned n_held;
     unsigned long dropped; /* of them, of joins, and of those that may not be heard */
-    bool process_tls;      /* of links */
-    struct ff_tos tos;     /* likewise */
+    struct ff_tos tos;     /* of links */
     bool insecure;         /* without a key whoever connects is heard, else who is of this user */
     struct ff_key *key;
     struct tcp_gate *gate; /* with a key: who has connected, and has not proved that it has it */
@@ -151,11 +150,6 @@ static int wait_any(struct ff_listener *ls, struct pollfd *more, unsigned n_more
 const struct ff_tos *tcp_listen_tos(const struct ff_listener *ls)
 {
     return &ls->tos;
-}
-
-bool tcp_listen_process_tls(const struct ff_listener *ls)
-{
-    return ls->process_tls;
 }
 
 int tcp_listen_timeout_ms(const struct ff_listener *ls)
@@ -408,7 +402,6 @@ int ff_tcp_listen(const struct ff_link_params *p, struct ff_listener **out, stru
     ls->cancel_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     rc = ls->cancel_fd < 0 ? -errno : 0;
     ls->insecure = p->insecure;
-    ls->process_tls = p->process_tls;
     ls->tos = p->tos;
     ls->key = ff_key_ref(p->key);
     if (!rc && ls->key)

@@ -22,7 +22,6 @@ unsigned tcp_listen_poll(const struct ff_listener *ls, bool resting, int *timeou
 
 int tcp_listen_timeout_ms(const struct ff_listener *ls); /* of links */
 const struct ff_tos *tcp_listen_tos(const struct ff_listener *ls);
-bool tcp_listen_process_tls(const struct ff_listener *ls); /* struct ff_link_params */
 int tcp_listen_cancel_fd(const struct ff_listener *ls);  /* readable: cancelled */
 
 /* The queues that have @tokens, one of each kind, while @ctrl_fd is not closed: 0, or -errno. Takes

@@ -45,6 +45,7 @@
 #include "tcp_frame.h"
 #include "tcp_pace.h"
 #include "tcp_queue.h"
+#include "tcp_seal.h"
 #include "tcp_socket.h"
 #include "tcp_tls.h"
 #include "tcp_wire.h"
@@ -59,7 +60,7 @@ struct tcp_queue {
     int fd, beside_fd;
     enum ff_queue kind;
     struct ff_mr_table *mrs;
-    struct tcp_tls *tls; /* NULL: in the clear */
+    struct tcp_seal *seal; /* NULL: in the clear */
 
     struct tx_frame tx[TX_SLOTS]; /* ring: tx_first, tx_n frames */
     unsigned tx_first, tx_n, replies_n;
@@ -102,7 +103,7 @@ static void break_errno(struct tcp_queue *q, const char *what, int code)
 {
     struct ff_error why;
     ff_error_set(&why, code, "tcp: %s: %s%s", what, strerror(code),
-                 q->tls && code == EBADMSG ? ": somebody between changed, repeated or left out "
+                 q->seal && code == EBADMSG ? ": somebody between changed, repeated or left out "
                                              "something" : "");
     break_with(q, &why);
 }
@@ -122,6 +123,7 @@ static struct tx_frame *tx_new(struct tcp_queue *q, size_t head_len)
     f->runs.at = 0;
     f->runs.n = 1;
     f->runs.iov[0] = (struct iovec){.iov_base = f->head, .iov_len = head_len};
+    f->n_head = 1;
     f->is_reply = false;
     f->from.of = NULL;
     return f;
@@ -151,8 +153,9 @@ static void send_frames(struct tcp_queue *q)
             cut.iov_len = FF_MIN(cut.iov_len, (size_t)5);
             msg = (struct msghdr){.msg_iov = &cut, .msg_iovlen = 1};
         }
-        ssize_t n = q->tls ? tcp_tls_send(q->tls, msg.msg_iov, msg.msg_iovlen)
-                           : sendmsg(q->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+        unsigned n_head = f->n_head > r->at ? f->n_head - r->at : 0;
+        ssize_t n = q->seal ? tcp_seal_send(q->seal, q->fd, &msg, n_head)
+                            : sendmsg(q->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (would_block(n))
             return;
         if (n < 0) {
@@ -229,7 +232,7 @@ static void data_complete(struct tcp_queue *q)
         tcp_pace_asks(&q->pace, false);
 }
 
-/* This process itself writes what comes for rx.data, by TLS or out of rx.buf. Pages of zeros are not
+/* This process itself writes what comes for rx.data, by a cipher or out of rx.buf. Pages of zeros are not
  * in it */
 static bool make_room(struct tcp_queue *q)
 {
@@ -365,8 +368,14 @@ static void parse_received(struct tcp_queue *q)
     }
 }
 
-/* Receive once: true: as much as was asked for, so that there may be more; by TLS, which may keep
- * the rest of a record where poll(2) does not see it: anything */
+/* What comes next may not fit into @room bytes of rx.buf */
+static bool is_little(const struct tcp_queue *q, unsigned room)
+{
+    return room < (q->seal ? TCP_SEALED_MIXED : 1);
+}
+
+/* Receive once: true: as much as was asked for, so that there may be more; or sealed frames have been
+ * read where poll(2) does not see them */
 static bool receive_bytes(struct tcp_queue *q)
 {
     if (q->rx.pos == q->rx.end)
@@ -374,8 +383,8 @@ static bool receive_bytes(struct tcp_queue *q)
     struct runs *d = &q->rx.data;
     bool direct = q->rx.in_data && !runs_done(d) && !q->rx.end;
 
-    if (!direct && q->rx.end == RX_BUF) {
-        if (!q->rx.pos)
+    if (!direct && is_little(q, RX_BUF - q->rx.end)) {
+        if (is_little(q, RX_BUF - q->rx.end + q->rx.pos))
             return false; /* full of requests that wait for room to be answered */
         memmove(q->rx.buf, q->rx.buf + q->rx.pos, q->rx.end - q->rx.pos);
         q->rx.end -= q->rx.pos;
@@ -385,13 +394,13 @@ static bool receive_bytes(struct tcp_queue *q)
     struct msghdr msg = {.msg_iov = &buf, .msg_iovlen = 1};
     if (direct)
         msg = (struct msghdr){.msg_iov = d->iov + d->at, .msg_iovlen = d->n - d->at};
-    if (ff_failpoint("tcp.recv.short")) {
+    if (!q->seal && ff_failpoint("tcp.recv.short")) {
         buf = msg.msg_iov[0];
         buf.iov_len = FF_MIN(buf.iov_len, direct ? (size_t)1021 : (size_t)7);
         msg = (struct msghdr){.msg_iov = &buf, .msg_iovlen = 1};
     }
-    ssize_t n = q->tls ? tcp_tls_recv(q->tls, msg.msg_iov[0].iov_base, msg.msg_iov[0].iov_len)
-                       : recvmsg(q->fd, &msg, MSG_DONTWAIT);
+    ssize_t n = q->seal ? tcp_seal_recv(q->seal, q->fd, &msg, direct)
+                        : recvmsg(q->fd, &msg, MSG_DONTWAIT);
     if (would_block(n))
         return false;
     if (n == 0)
@@ -403,18 +412,17 @@ static bool receive_bytes(struct tcp_queue *q)
         runs_advance(d, (size_t)n);
     else
         q->rx.end += (unsigned)n;
-    return q->tls ? n > 0 : direct ? runs_done(d) : q->rx.end == RX_BUF;
+    return q->seal ? n > 0 && tcp_seal_more(q->seal) : direct ? runs_done(d) : q->rx.end == RX_BUF;
 }
 
 /* With a small window data comes in small segments: be woken for many of them at once. It is only
- * waited for what the peer has begun to send. Not with TLS: a part of that may have left the socket
- * for a record that is not whole. */
+ * waited for what the peer has begun to send. Not sealed: a part of that may have left the socket. */
 static void set_lowat(struct tcp_queue *q)
 {
     const struct runs *d = &q->rx.data;
     size_t want = 0;
 
-    if (q->pace.window && q->rx.in_data && !q->tls)
+    if (q->pace.window && q->rx.in_data && !q->seal)
         for (unsigned i = d->at; i < d->n && want < PREFILL_LOWAT; i++)
             want += d->iov[i].iov_len;
     want = want > RX_BUF ? FF_MIN(want, (size_t)PREFILL_LOWAT) : 1;
@@ -525,7 +533,7 @@ int tcp_queue_poll(struct tcp_queue *q, struct ff_wc *wc, unsigned n, int timeou
 short tcp_queue_events(const struct tcp_queue *q)
 {
     /* full: it goes on when replies are out */
-    bool full = q->replies_n == REPLIES || (!q->rx.pos && q->rx.end == RX_BUF);
+    bool full = q->replies_n == REPLIES || is_little(q, RX_BUF - q->rx.end + q->rx.pos);
     return (short)((full ? 0 : POLLIN) | (q->tx_n ? POLLOUT : 0));
 }
 
@@ -571,14 +579,21 @@ int tcp_queue_new(int fd, enum ff_queue kind, struct ff_mr_table *mrs, struct tc
 
 int tcp_queue_seal(struct tcp_queue *q, const struct tcp_tls_how *how, struct ff_error *err)
 {
-    return tcp_tls_new(q->fd, how, &q->tls, err);
+    enum ff_hs_suite suite;
+    uint8_t secret[FF_KDF_LEN];
+
+    int rc = tcp_tls_agree(q->fd, how, &suite, secret, err);
+    if (!rc)
+        rc = tcp_seal_new(suite, secret, how->active, &q->seal, err);
+    explicit_bzero(secret, sizeof(secret));
+    return rc;
 }
 
 void tcp_queue_free(struct tcp_queue *q)
 {
     if (!q)
         return;
-    tcp_tls_free(q->tls);
+    tcp_seal_free(q->seal);
     close(q->fd);
     free(q->room);
     free(q);

@@ -17,7 +17,7 @@ void tcp_queue_free(struct tcp_queue *q);
 
 struct tcp_tls_how;
 
-/* From now on by TLS, as tcp_tls_new() has it; before @q is used. Of others tcp_queue_shutdown()
+/* From now on by sealed frames; as tcp_tls_agree(), or -ENOMEM; before @q is used. Of others tcp_queue_shutdown()
  * alone may come meanwhile */
 int tcp_queue_seal(struct tcp_queue *q, const struct tcp_tls_how *how, struct ff_error *err);
 

@@ -11,6 +11,7 @@
 
 #define MAGIC_CTRL 0x6d634646u /* "FFcm" */
 #define MAGIC_SEALED 0x73634646u /* "FFcs" */
+#define MAGIC_FRAME 0x66734646u /* "FFsf" */
 #define MAGIC_JOIN 0x6e6a4646u /* "FFjn" */
 #define MAGIC_REQ 0x71724646u  /* "FFrq" */
 #define MAGIC_REP 0x70724646u  /* "FFrp" */
@@ -79,6 +80,27 @@ int tcp_sealed_decode(const uint8_t in[TCP_CTRL_HEAD_LEN], uint32_t *len, struct
         return bad_magic("sealed control message", magic, MAGIC_SEALED, err);
     return get_length("control message", n, 1 + FF_SEAL_TAG_LEN, FF_MSG_MAX + FF_SEAL_TAG_LEN, len,
                       err);
+}
+
+void tcp_seal_encode(uint8_t out[TCP_SEALED_HEAD_LEN], uint32_t len)
+{
+    struct ff_wirebuf b = writer(out, TCP_SEALED_HEAD_LEN);
+    ff_wb_put(&b, MAGIC_FRAME, 4);
+    ff_wb_put(&b, len + FF_SEAL_TAG_LEN, 4);
+}
+
+int tcp_seal_decode(const uint8_t in[TCP_SEALED_HEAD_LEN], uint32_t max, uint32_t *len,
+                     struct ff_error *err)
+{
+    struct ff_wirebuf b = ff_wb_reader(in, TCP_SEALED_HEAD_LEN);
+    uint32_t magic = (uint32_t)ff_wb_get(&b, 4);
+    uint32_t n = (uint32_t)ff_wb_get(&b, 4);
+
+    if (magic != MAGIC_FRAME)
+        return bad_magic("sealed frame", magic, MAGIC_FRAME, err);
+    int rc = get_length("sealed frame", n, 1 + FF_SEAL_TAG_LEN, max + FF_SEAL_TAG_LEN, len, err);
+    *len -= rc ? 0 : FF_SEAL_TAG_LEN;
+    return rc;
 }
 
 void tcp_pad_encode(uint8_t out[TCP_PAD_HEAD_LEN], uint32_t len)

@@ -9,6 +9,8 @@
  *
  *   control    | magic FFcm 4 | length 4 | message ... |
  *              | magic FFcs 4 | length 4 | sealed message ... |  with a key, after the handshake
+ *   sealed     | magic FFsf 4 | length 4 | content, sealed ... | tag 16 |  on a queue with a key: all that
+ *              follows here is the content of such frames, one after the other (tcp_seal.h)
  *   join       | magic FFjn 4 | version 2 | queue 2 | token 16 |
  *   request    | magic FFrq 4 | op 2 | 0 2 | id 8 | addr 8 | rkey 4 | len 4 | granule 4 | imm 4 |
  *              WRITE: len bytes follow
@@ -31,13 +33,16 @@
 #include "link.h"
 #include "seal.h"
 
-#define TCP_VERSION 2
+#define TCP_VERSION 3
 #define TCP_CTRL_HEAD_LEN 8
 #define TCP_JOIN_LEN 24
 #define TCP_REQ_LEN 40
 #define TCP_REP_LEN 24
 #define TCP_MAX_LEN (4u << 20)
 #define TCP_MAP_MAX (FF_GRANULES_MAX / 8)
+#define TCP_SEALED_HEAD_LEN 8
+#define TCP_SEALED_MAX (128u << 10)  /* content: it stays in the cache, and the tag costs nothing */
+#define TCP_SEALED_MIXED (24u << 10) /* if it is not data alone: a pad, or a few pages with their head */
 #define TCP_PAD_HEAD_LEN 8
 #define TCP_PAD_LEN (2 * 9216u) /* two of the largest packets that switches pass */
 #define TCP_PAD_MAX 32768u
@@ -69,6 +74,11 @@ int tcp_ctrl_decode(const uint8_t in[TCP_CTRL_HEAD_LEN], uint32_t *len, struct f
 /* @len: of the sealed message, which FF_SEAL_TAG_LEN makes longer */
 void tcp_sealed_encode(uint8_t out[TCP_CTRL_HEAD_LEN], uint32_t len);
 int tcp_sealed_decode(const uint8_t in[TCP_CTRL_HEAD_LEN], uint32_t *len, struct ff_error *err);
+
+/* @len: of the content. @max: of what may come here */
+void tcp_seal_encode(uint8_t out[TCP_SEALED_HEAD_LEN], uint32_t len);
+int tcp_seal_decode(const uint8_t in[TCP_SEALED_HEAD_LEN], uint32_t max, uint32_t *len,
+                     struct ff_error *err);
 
 void tcp_pad_encode(uint8_t out[TCP_PAD_HEAD_LEN], uint32_t len);
 int tcp_pad_decode(const uint8_t in[TCP_PAD_HEAD_LEN], uint32_t *len, struct ff_error *err);

@@ -18,7 +18,7 @@ import threading
 CTRL = b'FFcm'
 MAGIC = b'FARFORK1'
 HELLO, WELCOME, REFUSE = 1, 2, 3
-VERSION = 10            # FF_WIRE_VERSION in migrate/wire.h
+VERSION = 11            # FF_WIRE_VERSION in migrate/wire.h
 LIMIT_S = 20
 
 

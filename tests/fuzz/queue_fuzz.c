@@ -17,6 +17,7 @@
 #include <sys/mman.h>
 
 #include "error.c"
+#include "kdf.c"
 #include "printable.c"
 #include "failpoint.c"
 #include "fetch.c"
@@ -28,7 +29,9 @@
 #include "populate.c"
 #include "unreadable.c"
 #include "zero_scan.c"
-#include "tcp_ktls.c"
+#include "seal.c"
+#include "secret.c"
+#include "tcp_seal.c"
 #include "tcp_socket.c"
 #include "tcp_tls.c"
 #include "tcp_wire.c"
@@ -50,6 +53,14 @@ void tcp_pace_turn(struct tcp_pace *t, int fd, uint64_t now_ns)
 void tcp_pace_asks(struct tcp_pace *t, bool any)
 {
     (void)t, (void)any;
+}
+
+/* Nothing is sealed here */
+int ff_hs_token(const struct ff_epoch *e, enum ff_queue q, unsigned index,
+                const uint8_t session[FF_SESSION_LEN], uint8_t out[FF_SESSION_LEN])
+{
+    (void)e, (void)q, (void)index, (void)session, (void)out;
+    abort();
 }
 
 #define MEM (64u << 10)

@@ -320,7 +320,7 @@ static void save_addresses(void)
         "unix", "unix,timeout=4,reconnect=0", "[::1]:4444,link=tcp", "a:0,link=verbs,qps=2,odp=on",
         "h:1,device=mlx5_0:1,chunk=64K,window=32,landing=copy,prefill=push,precopy=1,prealloc=1",
         "h:1,landing=move,prefill=off,landing=continue,prefill=pull,prefill=auto,insecure=on",
-        "h:1,kernel-tls=off,verify=on",
+        "h:1,verify=on",
         "h:65535,key-file=/k,until-go=/run/u,odp=off,reconnect=86400,timeout=3600",
         "h:1,fallback=go,lease=3600,fence=/bin/true,record=/var/r",
         "h:1,fallback=go,fence=/f", "h:1,record=/r", "h:1,fallback=off,fence=/f,record=/r",

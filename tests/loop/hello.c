@@ -67,8 +67,8 @@ static void other_versions(struct move *m, enum stage stage)
 {
     if (stage != S_CONNECT)
         return;
-    one_version(m, 11, 11, "version 11..11 (this side speaks 10)");
-    one_version(m, 11, 65535, "version 11..65535");
+    one_version(m, 12, 12, "version 12..12 (this side speaks 11)");
+    one_version(m, 12, 65535, "version 12..65535");
     one_version(m, 0, 8, "version 0..8");
 }
 

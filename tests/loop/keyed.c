@@ -32,8 +32,7 @@ static const char *key_options(void)
 
 static void moves(void)
 {
-    /* where the kernel can encrypt, it does, but for the last one */
-    static const char *const prefills[] = {"pull", "push", "push,kernel-tls=off"};
+    static const char *const prefills[] = {"pull", "push"};
     static struct move m;
     char options[160];
 

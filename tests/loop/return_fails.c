@@ -148,11 +148,6 @@ static void read_with_key(void)
     read_with("");
 }
 
-static void read_with_own_tls(void)
-{
-    read_with(",kernel-tls=off");
-}
-
 static void anon(void)
 {
     breaks_in_load(MEM_ANON, 1);
@@ -342,7 +337,6 @@ int main(int argc, char **argv)
         {"memfd, some is loaded", shared_some, 60},
         {"read meanwhile", read_meanwhile, 60},
         {"read meanwhile, with a key", read_with_key, 60},
-        {"read meanwhile, with a key, TLS of this process", read_with_own_tls, 60},
         {"nothing is loaded", nothing_loaded, 60},
         {"the source leaves before GO", source_leaves, 60},
         {"GO is refused", refuses_go, 60},

@@ -15,7 +15,7 @@
 /* A new message has to be put into the model: then change this line. FEED is not in it: it changes
  * nothing of who may run the guest */
 _Static_assert(FF_MSG_LAST == FF_MSG_FEED && FF_MSG_FEED < 32, "every message has its place");
-_Static_assert(FF_WIRE_VERSION == 10, "HELLO and WELCOME are as the model has them");
+_Static_assert(FF_WIRE_VERSION == 11, "HELLO and WELCOME are as the model has them");
 _Static_assert(LINKS >= 3 && S_STATES <= 32 && D_STATES <= 32, "bits of search_result");
 
 /* The function that waits in a state. NULL: it is none, or the code does not have it yet */

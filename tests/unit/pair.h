@@ -88,9 +88,6 @@ struct caller {
     int rc;
 };
 
-/* Over tcp with a key: how both ends encrypt */
-static bool pair_process_tls;
-
 static inline void *caller_main(void *arg)
 {
     struct caller *c = arg;
@@ -104,8 +101,7 @@ static inline void caller_start(struct caller *c, unsigned port, struct ff_key *
     memset(c, 0, sizeof(*c));
     snprintf(c->port, sizeof(c->port), "%u", port);
     c->lp = (struct ff_link_params){
-        .host = "127.0.0.1", .port = c->port, .timeout_ms = 15000, .key = key,
-        .process_tls = pair_process_tls};
+        .host = "127.0.0.1", .port = c->port, .timeout_ms = 15000, .key = key};
     assert_int_equal(pthread_create(&c->thread, NULL, caller_main, c), 0);
 }
 

@@ -139,13 +139,6 @@ static void test_options(void **state)
     ff_address_free(a);
     a = parse("h:1,insecure=off");
     assert_false(a->insecure || a->verify);
-    assert_true(a->kernel_tls);
-    ff_address_free(a);
-    a = parse("h:1,kernel-tls=off");
-    assert_false(a->kernel_tls);
-    ff_address_free(a);
-    a = parse("h:1,kernel-tls=on");
-    assert_true(a->kernel_tls);
     ff_address_free(a);
     a = parse("h:1,verify=on");
     assert_true(a->verify);

@@ -472,8 +472,8 @@ static void test_hello_refused(void **state)
 
     for (size_t i = 0; i < 8; i++)
         refuse_hello_with(AT_MAGIC + i, 'x', 1, EPROTO, "magic");
-    refuse_hello_with(AT_VERSION, 0, 2, EPROTONOSUPPORT, "version 10..0");
-    refuse_hello_with(AT_OLDEST, 11, 2, EPROTONOSUPPORT, "version 11..10");
+    refuse_hello_with(AT_VERSION, 0, 2, EPROTONOSUPPORT, "version 11..0");
+    refuse_hello_with(AT_OLDEST, 12, 2, EPROTONOSUPPORT, "version 12..11");
     refuse_hello_with(AT_OLDEST, 0xffff, 2, EPROTONOSUPPORT, "same Farfork release");
     refuse_hello_with(AT_AUTH, 2, 2, EPROTO, "authentication kind 2 (permitted 0..1)");
     refuse_hello_with(AT_REGIONS, 0, 2, EPROTO, "0 regions");

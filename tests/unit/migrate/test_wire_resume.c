@@ -56,7 +56,7 @@ static void test_resume(void **state)
     r.version = r.oldest = FF_WIRE_VERSION - 1;
     must_refuse(r, EPROTONOSUPPORT, "use the same Farfork release on both hosts");
     r.version = r.oldest = FF_WIRE_VERSION + 1;
-    must_refuse(r, EPROTONOSUPPORT, "this side speaks 10");
+    must_refuse(r, EPROTONOSUPPORT, "this side speaks 11");
 
     r = good;
     r.taken_back = true;
@@ -125,7 +125,7 @@ static void test_answers(void **state)
     w = (struct ff_welcome){.version = FF_WIRE_VERSION + 1, .epoch = 1};
     len = ff_wire_put_welcome(buf, &w);
     assert_fails(ff_wire_get_welcome(buf, (size_t)len, &got, &err), EPROTONOSUPPORT);
-    assert_error(err, EPROTONOSUPPORT, "version 11");
+    assert_error(err, EPROTONOSUPPORT, "version 12");
 }
 
 static void test_digest(void **state)

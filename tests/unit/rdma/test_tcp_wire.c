@@ -40,6 +40,32 @@ static void test_ctrl(void **state)
     assert_fails(tcp_ctrl_decode((const uint8_t *)"GET / HT", &len, NULL), EPROTO);
 }
 
+static void test_sealed_frame(void **state)
+{
+    static const uint32_t bad[] = {0, 4097, 1u << 31, UINT32_MAX - FF_SEAL_TAG_LEN};
+    uint8_t f[TCP_SEALED_HEAD_LEN];
+    struct ff_error err;
+    uint32_t len;
+    (void)state;
+
+    for (uint32_t n = 1; n <= 4096; n = n * 2) {
+        tcp_seal_encode(f, n);
+        assert_ok(tcp_seal_decode(f, 4096, &len, &err), err);
+        assert_int_equal(len, n);
+    }
+    for (size_t i = 0; i < FF_ARRAY_LEN(bad); i++) {
+        tcp_seal_encode(f, bad[i]);
+        assert_fails(tcp_seal_decode(f, 4096, &len, &err), EPROTO);
+        assert_error(err, EPROTO, "sealed frame", "permitted 17..4112");
+    }
+    for (size_t i = 0; i < 4; i++) {
+        tcp_seal_encode(f, 1);
+        f[i] ^= 1;
+        assert_fails(tcp_seal_decode(f, 4096, &len, &err), EPROTO);
+        assert_error(err, EPROTO, "not a Farfork peer", "0x");
+    }
+}
+
 static void test_pad(void **state)
 {
     static const uint32_t bad[] = {0, TCP_PAD_MAX + 1, 1u << 31, UINT32_MAX};
@@ -90,7 +116,7 @@ static void test_join(void **state)
     tcp_join_encode(f, FF_QUEUE_FAULT, &t);
     put(f, 4, TCP_VERSION + 1, 2);
     assert_fails(tcp_join_decode(f, &t, &q, &err), EPROTO);
-    assert_error(err, EPROTO, "version 3 (want 2)");
+    assert_error(err, EPROTO, "version 4 (want 3)");
     for (unsigned bad = 2; bad < 0x10000; bad = bad * 2 + 1) {
         tcp_join_encode(f, FF_QUEUE_FAULT, &t);
         put(f, 6, bad, 2);
@@ -283,6 +309,6 @@ static void test_reply(void **state)
     }
 }
 
-UNIT_MAIN(cmocka_unit_test(test_ctrl), cmocka_unit_test(test_pad),
+UNIT_MAIN(cmocka_unit_test(test_ctrl), cmocka_unit_test(test_sealed_frame), cmocka_unit_test(test_pad),
         cmocka_unit_test(test_join), cmocka_unit_test(test_request),
           cmocka_unit_test(test_granules), cmocka_unit_test(test_reply))
