@@ -337,7 +337,7 @@ static void serve_fault(struct ff_pager *p, struct ff_want w)
 
     switch (ff_wants_claim(p, w)) {
     case FF_CLAIM_MISSING:
-        ff_around_touched(p, w.region, w.page);
+        ff_wants_touched(p->wants, w.region, w.page);
         atomic_fetch_add(&p->count.faults, 1);
         atomic_store(&p->hint, r->first_chunk + offset / r->chunk_bytes + 1);
         break;

@@ -67,7 +67,7 @@ static void want_each(struct ff_pager *p, struct ff_around *a)
     a->busy = false;
 }
 
-static void post(struct ff_pager *p, struct ff_around *a)
+static void post_around(struct ff_pager *p, struct ff_around *a)
 {
     struct ff_fault_engine *f = p->fault;
     struct ff_pager_region *r = &p->region[a->region];
@@ -135,34 +135,27 @@ static bool may_post(struct ff_fault_engine *f)
     return false;
 }
 
-void ff_around_touched(struct ff_pager *p, uint32_t region, uint64_t page)
-{
-    struct ff_fault_engine *f = p->fault;
-
-    f->touched = (struct ff_page_at){.region = region, .page = page};
-    f->was_touched = true;
-}
-
 void ff_around_post(struct ff_pager *p)
 {
     struct ff_fault_engine *f = p->fault;
-    struct ff_pager_region *r = &p->region[f->touched.region];
+    const uint32_t region = p->wants->touched_region;
+    struct ff_pager_region *r = &p->region[region];
 
-    if (!f->was_touched)
+    if (!p->wants->was_touched)
         return;
-    f->was_touched = false;
+    p->wants->was_touched = false;
     if (!atomic_load(&p->image_frozen) || p->mode == FF_PREFILL_OFF || p->opts->budget_bytes || r->kept ||
         r->range.psize > FF_AROUND_BYTES / 2)
         return;
     struct ff_around *a = free_around(p);
     if (!a || !may_post(f) || ff_failpoint("dest.around"))
         return;
-    const uint64_t first = f->touched.page + 1;
+    const uint64_t first = p->wants->touched_page + 1;
     const uint32_t n = claim(r, first);
     if (!n)
         return;
-    *a = (struct ff_around){.region = f->touched.region, .first = first, .n = n};
-    post(p, a);
+    *a = (struct ff_around){.region = region, .first = first, .n = n};
+    post_around(p, a);
 }
 
 /* --- what has come --- */
@@ -196,7 +189,7 @@ static int install_run(struct ff_pager *p, struct ff_around *a)
 }
 
 /* Where there is no memory it is kept until there is */
-static void install(struct ff_pager *p, struct ff_around *a)
+static void install_around(struct ff_pager *p, struct ff_around *a)
 {
     struct ff_fault_engine *f = p->fault;
     int rc = 0;
@@ -225,14 +218,14 @@ void ff_around_arrived(struct ff_pager *p, uint64_t id)
 
     f->n_busy--;
     f->n_around--;
-    install(p, &f->around[id - f->n_slots]);
+    install_around(p, &f->around[id - f->n_slots]);
 }
 
 void ff_around_retry(struct ff_pager *p)
 {
     for (struct ff_around *a = p->fault->around; a < p->fault->around + FF_AROUNDS; a++)
         if (a->kept)
-            install(p, a);
+            install_around(p, a);
 }
 
 void ff_around_break(struct ff_pager *p)

@@ -22,7 +22,6 @@
 
 #include "pager.h"
 
-void ff_around_touched(struct ff_pager *p, uint32_t region, uint64_t page); /* somebody waits for it, and it was MISSING */
 void ff_around_post(struct ff_pager *p); /* what was touched last is on its way: what is behind it, too */
 
 /* A READ with this id is one of these, and has come */

@@ -34,11 +34,6 @@ struct ff_around {
     uint8_t zero[FF_AROUND_BYTES / 4096 / 8], poison[FF_AROUND_BYTES / 4096 / 8];
 };
 
-struct ff_page_at {
-    uint32_t region;
-    uint64_t page;
-};
-
 struct ff_fault_engine {
     uint8_t *memory; /* n_slots pages of slot_bytes */
     struct ff_mr mr; /* goes with the link */
@@ -57,8 +52,6 @@ struct ff_fault_engine {
     struct ff_mr around_mr; /* goes with the link */
     struct ff_around around[FF_AROUNDS];
     unsigned n_around;         /* under way; n_busy counts them, too */
-    struct ff_page_at touched; /* last, and nothing was asked for around it */
-    bool was_touched;
     uint64_t alone_ns, beside_ns; /* what a fault's READ takes, as a moving average; 0: not known */
     unsigned hold, hold_next;     /* so many faults have none around them */
 

@@ -3,7 +3,6 @@
  * wants.c - pages that somebody waits for are claimed, and queued to be brought
  */
 #include "cleanup.h"
-#include "fault_around.h"
 #include "pager.h"
 #include "undo.h"
 #include "working_set.h"
@@ -106,7 +105,7 @@ enum ff_claim ff_wants_page(struct ff_pager *p, uint32_t i, uint64_t page, uint6
         ff_wants_claim(p, (struct ff_want){.region = i, .page = page, .since_ns = since_ns});
 
     if (was == FF_CLAIM_MISSING) {
-        ff_around_touched(p, i, page);
+        ff_wants_touched(p->wants, i, page);
         atomic_fetch_add(&p->count.faults, 1);
         atomic_store(&p->hint, r->first_chunk + page * r->range.psize / r->chunk_bytes + 1);
     }

@@ -26,9 +26,20 @@ struct ff_wants {
     struct ff_want want[FF_WANTS_MAX];
     unsigned first, n;
     unsigned n_holes; /* of them */
+    uint32_t touched_region; /* somebody waits for this page, and nothing was asked for around it yet; */
+    uint64_t touched_page;
+    bool was_touched; /* else there is none */
     bool away; /* an agent's link is: what is wanted is claimed by nobody, so that others may bring it.
                 * Children's notes say who waits (children.c) */
 };
+
+/* Somebody waits for a page that was MISSING */
+static inline void ff_wants_touched(struct ff_wants *q, uint32_t region, uint64_t page)
+{
+    q->touched_region = region;
+    q->touched_page = page;
+    q->was_touched = true;
+}
 
 /* With room: n < FF_WANTS_MAX */
 static inline void ff_wants_add(struct ff_wants *q, struct ff_want w)
