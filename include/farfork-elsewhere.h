@@ -68,9 +68,7 @@ int ff_source_add_region_of(struct ff_source *s, const struct ff_region *r, pid_
  * hugetlb have to be shared (a memfd or a file). What reads as zeros is left missing, where pages are
  * of 4 KiB: that process gets zeros when it watches no longer.
  *
- * With precopy=1 there is a pass where ff_dest_adopt() came before ff_dest_recv_state(). Else the source is told
- * (ff_source_wants_precopy()), and nothing else: what came while the guest ran is that process's, by its own stream,
- * and ff_dest_received() names it.
+ * With precopy=1 there is a pass where ff_dest_adopt() came before ff_dest_recv_state().
  *
  * Return: 0; -EINVAL: there is a region
  */
@@ -96,9 +94,7 @@ void ff_dest_on_table(struct ff_dest *d,
  *        pages; taken, also on failure
  *
  * Call it once, after ff_dest_start() and before ff_dest_running(), not beside ff_dest_recv_state(). Until that returns
- * 0 nothing is installed. The other process reads events too, and calls for ff_dest_request(): once
- * every page is here nobody else does. It may install pages of its own accord: a page that is there
- * counts as present.
+ * 0 nothing is installed. Nobody else may read its events.
  *
  * Return: 0; -EINVAL: no userfaultfd, or a region is not registered with it
  */
@@ -115,35 +111,8 @@ void ff_dest_on_discard(struct ff_dest *d,
                         int (*fn)(void *opaque, const struct iovec *part, unsigned n, struct ff_error *err),
                         void *opaque);
 
-/**
- * ff_dest_received() - with precopy=1: the other process has got pages by its own stream
- * @region:    its place in the order of addition
- * @offset:    in the region; with @len_bytes whole pages of it
- * @discarded: it has them no more: the source's guest has written to them since
- *
- * Call it between ff_dest_start() and ff_dest_adopt(). Pages that are received, and not discarded
- * later, are not fetched. Name none that was left untouched because it reads as zeros: it is missing,
- * and its faults would be answered by a wake alone.
- *
- * Threads: one at a time, beside ff_dest_recv_state()
- * Return:  0; -EINVAL: not now, not with precopy=0, or no such pages
- */
-int ff_dest_received(struct ff_dest *d, unsigned region, uint64_t offset, uint64_t len_bytes,
-                     bool discarded, struct ff_error *err);
-
-/* Memory that is no region's is watched by that userfaultfd, too: @fn gets the address of an event
- * that was read here, and has it fetched by other means. A thread of the library calls it. Before
- * ff_dest_start(). Without it who waits is woken, so that the other process may read the event */
-void ff_dest_on_other(struct ff_dest *d, void (*fn)(void *opaque, uint64_t address), void *opaque);
-
-/* The other process has taken the event of this page: fetch it at once, and wake who waits. Any
- * thread, any time after ff_dest_adopt(); what is here is only woken. Waits while the link is broken
- * and there is no more room. -EINVAL: no such page; -ECANCELED: nobody will bring it */
-int ff_dest_request(struct ff_dest *d, unsigned region, uint64_t offset, struct ff_error *err);
-
 /* Wait until every page is here: 0; -ECANCELED; -ETIMEDOUT; and go on waiting over a link that
- * breaks and comes back. Any thread; -1: no limit. From then on the other process may end its watch;
- * requests are answered still */
+ * breaks and comes back. Any thread; -1: no limit. From then on the other process may end its watch */
 int ff_dest_wait_complete(struct ff_dest *d, int timeout_ms, struct ff_error *err);
 
 /**

@@ -189,10 +189,8 @@ static int start_pager(struct ff_dest *d, struct ff_error *err)
         ff_pager_free(&d->pager);
         return rc;
     }
-    if (d->regions.elsewhere) {
-        ff_elsewhere_on_other(&d->pager, d->on_other, d->on_other_opaque);
+    if (d->regions.elsewhere)
         ff_elsewhere_on_discard(&d->pager, d->on_discard, d->on_discard_opaque);
-    }
     d->pager_used = true;
     d->pager.may_be_fed = dest_may_be_fed(d) && d->addr.prefill != FF_PREFILL_OFF && !d->addr.verify &&
                           !d->verbs;
@@ -512,9 +510,6 @@ void ff_dest_cancel(struct ff_dest *d)
     if (d->link)
         d->link->ops->shutdown(d->link);
     pthread_mutex_unlock(&d->lock);
-    /* not under the pager's lock: who cancels may be in a callback that has it */
-    if (atomic_load(&d->pager_used) && d->regions.elsewhere)
-        ff_elsewhere_cancel(&d->pager);
 }
 
 void ff_dest_has_gone(struct ff_dest *d)

@@ -28,12 +28,6 @@ void ff_dest_on_complete(struct ff_dest *d, int (*fn)(void *opaque, struct ff_er
     d->on_complete_opaque = opaque;
 }
 
-void ff_dest_on_other(struct ff_dest *d, void (*fn)(void *opaque, uint64_t address), void *opaque)
-{
-    d->on_other = fn;
-    d->on_other_opaque = opaque;
-}
-
 void ff_dest_on_discard(struct ff_dest *d,
                         int (*fn)(void *opaque, const struct iovec *part, unsigned n, struct ff_error *err),
                         void *opaque)
@@ -66,22 +60,6 @@ int dest_take_table(struct ff_dest *d, struct ff_error *err)
     return d->on_table(d->on_table_opaque, r, d->peer.n_regions, err);
 }
 
-int ff_dest_received(struct ff_dest *d, unsigned region, uint64_t offset, uint64_t len_bytes,
-                     bool discarded, struct ff_error *err)
-{
-    int rc = 0;
-
-    pthread_mutex_lock(&d->pager_lock);
-    if (!d->regions.elsewhere || !d->addr.precopy || !d->pager_used ||
-        ff_elsewhere_is_adopted(&d->pager))
-        rc = ff_error_set(err, EINVAL, "destination: pages were received: with precopy=1 and memory "
-                                       "elsewhere, before it is adopted");
-    else
-        rc = ff_elsewhere_received(&d->pager, region, offset, len_bytes, discarded, err);
-    pthread_mutex_unlock(&d->pager_lock);
-    return rc;
-}
-
 /* Exclusive with the end of the pager */
 int ff_dest_adopt(struct ff_dest *d, int uffd, struct ff_error *err)
 {
@@ -100,13 +78,6 @@ int ff_dest_adopt(struct ff_dest *d, int uffd, struct ff_error *err)
         ff_pager_image_frozen(&d->pager);
     pthread_mutex_unlock(&d->pager_lock);
     return rc;
-}
-
-int ff_dest_request(struct ff_dest *d, unsigned region, uint64_t offset, struct ff_error *err)
-{
-    if (!d->regions.elsewhere || !atomic_load(&d->pager_used))
-        return ff_error_set(err, EINVAL, "destination: request: memory is not elsewhere");
-    return ff_elsewhere_ask(&d->pager, region, offset, err);
 }
 
 bool dest_may_fetch(const struct ff_dest *d)

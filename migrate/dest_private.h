@@ -55,9 +55,7 @@ struct ff_dest {
     uint8_t kept[FF_SESSION_LEN];
     bool holds; /* then: until it has returned, or memory is put back, that source does not connect */
     bool has_state;
-    void (*on_other)(void *opaque, uint64_t address); /* memory elsewhere: see ff_dest_on_other() */
-    void *on_other_opaque;
-    int (*on_complete)(void *opaque, struct ff_error *err); /* likewise: see ff_dest_on_complete() */
+    int (*on_complete)(void *opaque, struct ff_error *err); /* memory elsewhere: see ff_dest_on_complete() */
     void *on_complete_opaque;
     int (*on_discard)(void *opaque, const struct iovec *part, unsigned n, struct ff_error *err); /* likewise */
     void *on_discard_opaque;

@@ -376,10 +376,12 @@ static void handle_event(struct ff_pager *p, uint64_t addr)
     struct ff_fault_engine *f = p->fault;
     int i = ff_wants_find_region(p, addr);
     struct ff_error why;
-    if (i < 0 && ff_elsewhere_other(p, addr & ~(uint64_t)FF_UFFD_WRITE, &why))
+    if (i < 0) {
+        ff_error_set(&why, EFAULT, "pager: fault at 0x%llx outside every region",
+                     (unsigned long long)(addr & ~(uint64_t)FF_UFFD_WRITE));
         broke(p, &why);
-    if (i < 0)
         return;
+    }
     struct ff_pager_region *r = &p->region[i];
     uint64_t offset = addr - (uintptr_t)r->range.host;
     struct ff_want w = {
@@ -473,7 +475,7 @@ void *ff_fault_main(void *opaque)
 
     ff_thread_soon();
     while (!atomic_load(&p->stop)) {
-        bool at_once = ff_fault_follow_link(p) || ff_elsewhere_is_due(p);
+        bool at_once = ff_fault_follow_link(p);
         short events = 0;
         int fd = f->broken ? -1 : p->link->ops->fd(p->link, FF_QUEUE_FAULT, &events);
         struct pollfd fds[4] = {
@@ -493,7 +495,6 @@ void *ff_fault_main(void *opaque)
             drain_events(p);
         if (fds[1].revents)
             take_asked(p);
-        ff_elsewhere_serve(p);
         if (fds[3].revents)
             ff_children_serve(p);
         serve_early(p);

@@ -370,10 +370,8 @@ void ff_pager_finish(struct ff_pager *p)
     if (p->fault_up)
         pthread_join(p->fault_thread, NULL);
     p->prefill_up = p->fault_up = false;
-    if (p->elsewhere) {
-        ff_elsewhere_end(p); /* its owner watches it, and goes on doing so */
+    if (p->elsewhere) /* its owner watches it, and goes on doing so */
         return;
-    }
     for (unsigned i = 0; i < p->n_regions; i++) {
         struct ff_pager_region *r = &p->region[i];
         if (r->watched)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * elsewhere.c - memory of another process: it watches, reads events too, installs some pages itself,
- *               and every byte is right; it dies, and the move ends
+ * elsewhere.c - memory of another process, which has the userfaultfd: every byte is right; it dies, or
+ *               watches no more, and the move ends
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -36,22 +36,15 @@ static const char *no_huge; /* why there are no huge pages */
 struct board {
     uint64_t host[N_REGIONS];
     int uffd, forgets; /* a region that is not registered; -1: none */
-    atomic_bool mapped, listen, listens, run, unwatch;
-    atomic_uint requests, own;
-};
-
-struct request {
-    uint32_t region;
-    uint64_t offset;
+    atomic_bool mapped, listen, listens, run, unwatch, unwatched;
 };
 
 /* One case */
 struct elsewhere {
     enum memory memory;
     const char *options;
-    bool installs; /* the owner's own thread, which reads events and asks, installs some pages */
     bool late;     /* adopted after GO */
-    bool receives; /* precopy=1: it has some pages before it watches */
+    bool forsakes; /* the owner watches no more, before all is there */
     bool learns, unknown; /* the source's table; and the second region is not found */
     bool discards; /* each toucher some of its pages, once they are there: zeros from then on */
     bool breaks;
@@ -60,7 +53,6 @@ struct elsewhere {
 
     struct board *b;
     struct area area[N_REGIONS], own[N_REGIONS]; /* the source's; the owner's, in its process */
-    int request[2];                              /* a pipe */
     pid_t owner;
     struct ff_address *at;
     struct ff_source *source;
@@ -141,58 +133,6 @@ static void *touch_some(void *arg)
     return NULL;
 }
 
-static void own_copy(struct elsewhere *e, unsigned region, uint64_t page)
-{
-    const struct area *a = &e->own[region];
-    uint8_t *bytes = malloc(a->psize);
-
-    must(bytes);
-    fill_page(bytes, a->psize, elsewhere_word(region, page));
-    struct uffdio_copy c = {.dst = (uintptr_t)a->host + page * a->psize,
-                            .src = (uintptr_t)bytes, .len = a->psize};
-    while (ioctl(e->b->uffd, UFFDIO_COPY, &c) < 0 && errno == EAGAIN)
-        c.copy = 0;
-    atomic_fetch_add(&e->b->own, 1);
-    struct uffdio_range r = {.start = c.dst, .len = a->psize};
-    must(!ioctl(e->b->uffd, UFFDIO_WAKE, &r));
-    free(bytes);
-}
-
-static void rival_event(struct elsewhere *e, uint64_t addr)
-{
-    for (unsigned i = 0; i < N_REGIONS; i++) {
-        const struct area *a = &e->own[i];
-        uint64_t offset = addr - (uintptr_t)a->host;
-        if (addr < (uintptr_t)a->host || offset >= a->len_bytes)
-            continue;
-        uint64_t page = offset / a->psize;
-        if (e->installs && page % 3 == 1) {
-            own_copy(e, i, page);
-            return;
-        }
-        const struct request q = {.region = i, .offset = page * a->psize};
-        atomic_fetch_add(&e->b->requests, 1);
-        must(write(e->request[1], &q, sizeof(q)) == sizeof(q));
-        return;
-    }
-    loop_fail(__FILE__, __LINE__, "an event at 0x%llx", (unsigned long long)addr);
-}
-
-static void *rival_main(void *arg)
-{
-    struct elsewhere *e = arg;
-    struct uffd_msg msg;
-
-    for (;;) {
-        struct pollfd p = {.fd = e->b->uffd, .events = POLLIN};
-        poll(&p, 1, -1);
-        if (read(e->b->uffd, &msg, sizeof(msg)) != sizeof(msg))
-            continue; /* the other one has got it */
-        rival_event(e, msg.arg.pagefault.address & ~(uint64_t)(e->own[0].psize - 1));
-    }
-    return NULL;
-}
-
 static void watch_own(struct elsewhere *e, bool watch)
 {
     for (int i = 0; i < N_REGIONS; i++) {
@@ -212,6 +152,7 @@ static void *unwatch_main(void *arg)
 
     must(wait_flag(&e->b->unwatch, LIMIT_MS));
     watch_own(e, false);
+    atomic_store(&e->b->unwatched, true);
     return NULL;
 }
 
@@ -220,7 +161,7 @@ static void owner_main(void *arg)
     struct elsewhere *e = arg;
     struct elsewhere_toucher t[TOUCHERS];
     struct uffdio_api api = {.api = UFFD_API};
-    pthread_t rival;
+    pthread_t unwatch;
 
     for (unsigned i = 0; i < N_REGIONS; i++) {
         uint64_t psize = e->memory == MEM_HUGETLB ? 2u << 20 : 4096;
@@ -233,7 +174,7 @@ static void owner_main(void *arg)
     must(e->b->uffd >= 0 && !ioctl(e->b->uffd, UFFDIO_API, &api));
     watch_own(e, true);
     atomic_store(&e->b->listens, true);
-    must(!pthread_create(&rival, NULL, e->discards ? unwatch_main : rival_main, e));
+    must(!pthread_create(&unwatch, NULL, unwatch_main, e));
     must(wait_flag(&e->b->run, LIMIT_MS));
     for (unsigned i = 0; i < TOUCHERS; i++) {
         t[i] = (struct elsewhere_toucher){.e = e, .number = i};
@@ -242,12 +183,9 @@ static void owner_main(void *arg)
     for (unsigned i = 0; i < TOUCHERS; i++)
         must(!pthread_join(t[i].thread, NULL));
     must(wait_flag(&e->b->unwatch, LIMIT_MS));
-    for (uint64_t i = 3; i < area_pages(e, 0) && !e->discards; i += 50) /* zeros; still watched */
+    for (uint64_t i = 3; i < area_pages(e, 0) && !e->discards; i += 50) /* zeros; still watched, perhaps */
         check_word(e, 0, i);
-    if (e->discards)
-        must(!pthread_join(rival, NULL));
-    else
-        watch_own(e, false);
+    must(!pthread_join(unwatch, NULL));
     for (unsigned i = 0; i < N_REGIONS; i++)
         for (uint64_t page = 0; page < area_pages(e, i); page++)
             check_word(e, i, page);
@@ -278,20 +216,6 @@ static void *elsewhere_source(void *arg)
         rc = ff_source_resume(e->source, NULL, LIMIT_MS, err);
     }
     e->source_rc = rc;
-    return NULL;
-}
-
-static void *take_requests(void *arg)
-{
-    struct elsewhere *e = arg;
-    struct request q;
-    struct ff_error err;
-
-    while (read(e->request[0], &q, sizeof(q)) == sizeof(q)) {
-        int rc = ff_dest_request(e->dest, q.region, q.offset, &err);
-        if (rc && rc != -ECANCELED)
-            loop_fail(__FILE__, __LINE__, "request: %s", err.text);
-    }
     return NULL;
 }
 
@@ -336,39 +260,6 @@ static void *wait_complete(void *arg)
     return NULL;
 }
 
-/* Every third page, as if the owner's own stream had brought it; every sixth was discarded again */
-static void receive_some(struct elsewhere *e)
-{
-    FF_AUTO_FREE uint8_t *page = malloc(4096);
-    uint64_t stay = 0;
-    struct ff_stats st;
-    struct ff_error err;
-
-    for (unsigned region = 0; region < N_REGIONS; region++) {
-        for (uint64_t i = 0; i < area_pages(e, region); i += 3) {
-            struct iovec from = {page, 4096},
-                         to = {(void *)(uintptr_t)(e->b->host[region] + i * 4096), 4096};
-
-            if (!elsewhere_word(region, i))
-                continue;
-            must_ok(ff_dest_received(e->dest, region, i * 4096, 4096, false, &err), err);
-            if (i % 6 == 0) {
-                must_ok(ff_dest_received(e->dest, region, i * 4096, 4096, true, &err), err);
-                continue;
-            }
-            fill_page(page, 4096, elsewhere_word(region, i));
-            must(process_vm_writev(e->owner, &from, 1, &to, 1, 0) == 4096);
-            stay += 4096;
-        }
-        must(ff_dest_received(e->dest, region, 1, 4096, false, &err) == -EINVAL);
-        must(ff_dest_received(e->dest, region, area_pages(e, region) * 4096, 4096, false, &err) ==
-             -EINVAL);
-    }
-    must(ff_dest_received(e->dest, N_REGIONS, 0, 4096, false, &err) == -EINVAL);
-    ff_dest_stats(e->dest, &st);
-    must(stay && st.bytes_present == stay && st.bytes_precopied - st.bytes_discarded == stay);
-}
-
 static int elsewhere_dest(struct elsewhere *e, pthread_t *breaker)
 {
     struct ff_error *err = &e->dest_err;
@@ -382,12 +273,8 @@ static int elsewhere_dest(struct elsewhere *e, pthread_t *breaker)
     if (!rc)
         rc = ff_dest_recv_state(e->dest, &state, &len, err);
     free(state);
-    if (!rc && e->receives)
-        receive_some(e);
     if (!rc && !e->late)
         rc = adopt(e);
-    if (!rc && e->receives)
-        must(ff_dest_received(e->dest, 0, 0, 4096, false, err) == -EINVAL);
     if (!rc)
         rc = ff_dest_ready(e->dest, err);
     if (!rc)
@@ -396,7 +283,9 @@ static int elsewhere_dest(struct elsewhere *e, pthread_t *breaker)
         rc = adopt(e);
     if (rc)
         return rc;
-    atomic_store(&e->b->run, true);
+    atomic_store(e->forsakes ? &e->b->unwatch : &e->b->run, true);
+    if (e->forsakes)
+        must(wait_flag(&e->b->unwatched, LIMIT_MS));
     rc = ff_dest_running(e->dest, err);
     if (!rc && e->dies)
         kill(e->owner, SIGKILL);
@@ -438,7 +327,7 @@ static void elsewhere_prepare(struct elsewhere *e)
     char options[320];
 
     e->b = mmap(NULL, sizeof(*e->b), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    must(e->b != MAP_FAILED && !pipe(e->request));
+    must(e->b != MAP_FAILED);
     e->owner = child_start(owner_main, e);
     must(wait_flag(&e->b->mapped, LIMIT_MS));
     snprintf(options, sizeof(options), ",timeout=5%s%s", e->options ? "," : "",
@@ -470,11 +359,10 @@ static void elsewhere_prepare(struct elsewhere *e)
 
 static void elsewhere_move(struct elsewhere *e)
 {
-    pthread_t source, requests, breaker;
+    pthread_t source, breaker;
 
     elsewhere_prepare(e);
     must(!pthread_create(&source, NULL, elsewhere_source, e));
-    must(!pthread_create(&requests, NULL, take_requests, e));
     e->dest_rc = elsewhere_dest(e, &breaker);
     atomic_store(&e->over, true);
     if (e->breaks)
@@ -483,14 +371,10 @@ static void elsewhere_move(struct elsewhere *e)
     if (e->dest_rc)
         ff_source_cancel(e->source);
     must(!pthread_join(source, NULL));
-    close(e->request[1]);
     if (e->dest_rc) /* it would wait for pages for ever */
         kill(e->owner, SIGKILL);
     int status = child_wait(e->owner, LIMIT_MS / 1000);
-    must(!pthread_join(requests, NULL)); /* its end of the pipe is closed by now */
-    printf("%llu faults, %u asked by the owner, %u installed there, %llu breaks: %s\n",
-           (unsigned long long)e->stats.faults, atomic_load(&e->b->requests),
-           atomic_load(&e->b->own), (unsigned long long)e->stats.breaks,
+    printf("%llu faults, %llu breaks: %s\n", (unsigned long long)e->stats.faults, (unsigned long long)e->stats.breaks,
            e->dest_rc ? e->dest_err.text : "complete");
     if (!e->dest_rc && status)
         loop_fail(__FILE__, __LINE__, "the owner ended with %d", status);
@@ -547,21 +431,6 @@ static void by_faults_alone(void)
     loop_arm("tcp.serve.prefill=delay:20000");
     must_move(&e);
     must(e.stats.faults > 0);
-}
-
-static void received(void)
-{
-    static struct elsewhere e = {.memory = MEM_ANON, .options = "precopy=1", .receives = true};
-    must_move(&e);
-}
-
-static void its_own_pages(void)
-{
-    static struct elsewhere e = {.memory = MEM_ANON, .installs = true,
-                                 .options = "prefill=pull,chunk=64K,window=1"};
-    loop_arm("tcp.serve.prefill=delay:5000");
-    must_move(&e);
-    must(atomic_load(&e.b->own) > 0);
 }
 
 static void discarded(void)
@@ -622,6 +491,15 @@ static void owner_dies(void)
     must(e.source_rc);
 }
 
+/* Nobody goes on with zeros by mistake */
+static void forsaken(void)
+{
+    static struct elsewhere e = {.memory = MEM_ANON, .forsakes = true, .forgets = -1};
+    elsewhere_move(&e);
+    must(e.dest_rc == -ENOENT && strstr(e.dest_err.text, "region ") && strstr(e.dest_err.text, "not watched any more"));
+    must(e.source_rc);
+}
+
 static void learned(void)
 {
     static struct elsewhere e = {.memory = MEM_MEMFD, .learns = true};
@@ -654,7 +532,6 @@ static void refused(void)
     struct ff_error err;
 
     must_ok(ff_dest_new(plain, &d, &err), err);
-    must(ff_dest_request(d, 0, 0, &err) == -EINVAL);
     must(ff_dest_adopt(d, open("/dev/null", O_RDONLY), &err) == -EINVAL);
     must(ff_dest_wait_complete(d, 0, &err) == -EINVAL);
     must_ok(ff_dest_add_region(d, &r, &err), err);
@@ -671,8 +548,6 @@ int main(int argc, char **argv)
         {"private file", private_file, 0},
         {"huge pages", huge, 0},
         {"by faults alone", by_faults_alone, 60},
-        {"pages of its own", its_own_pages, 60},
-        {"pages that it received", received, 60},
         {"discarded", discarded, 60},
         {"discarded, shared file", discarded_file, 60},
         {"adopted after GO", adopted_late, 0},
@@ -682,6 +557,7 @@ int main(int argc, char **argv)
         {"push", pushed, 0},
         {"verify=on", tagged, 0},
         {"the owner dies", owner_dies, 0},
+        {"watched no more before all is here", forsaken, 0},
         {"a region is not registered", not_registered, 0},
         {"refused", refused, 0},
     };
