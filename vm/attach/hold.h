@@ -31,8 +31,4 @@ int hold_bind(struct hold *h, struct ff_error *err);
  * has ended */
 void hold_end(struct hold *h, int signal);
 
-/* Of a thread, as proc_pid_stat(5) has it; 'X': it has ended. @is_kernels: it is the kernel's own, and does what the others
- * have told it to: io_uring's, vhost's */
-char hold_thread_state(pid_t pid, pid_t tid, bool *is_kernels);
-
 #endif

@@ -6,8 +6,9 @@
  * DOC: Theory of Operation
  *
  * Picture      seize and interrupt the main thread; block all of its signals; for each call: its registers
- *              but for the instruction pointer (a syscall instruction of its vdso) and the call's; one
- *              single step; the result is in rax. Then all registers and the signal mask back; detach.
+ *              but for the instruction pointer (a syscall instruction of its libc), the stack's and the call's;
+ *              from the call's entry to its exit; the result is in rax. Then all registers and the signal mask back;
+ *              detach.
  *
  * Threads      A tracer is a thread. Each run has one of its own: when it ends the kernel detaches, whatever
  *              state the other process is in, also when it never stopped.
@@ -16,12 +17,11 @@
  *              2. No handler runs between: signals are blocked, not taken. SIGSTOP cannot be: it is held
  *                 back, and delivered with the detaching. SIGTRAP is not: a blocked one that the
  *                 kernel forces would lose its handler.
- *              3. A step is over when the instruction pointer has moved and its SIGTRAP was seen: a thread that
- *                 stops for something else may have that before it, and would die of it later.
+ *              3. Who is killed in the midst of a call leaves a thread that goes on with its own registers (way_home.h), and no
+ *                 signal: stops at a call's entry and exit are none, where a single step's SIGTRAP is.
  *              4. A filter of system calls may kill the process: it is suspended, or nothing is injected.
  * Limits       A thread that waits in the kernel for what only SIGKILL ends does not stop: -ETIMEDOUT. One whose
- *              injected call does not return within a minute is lost: it goes on with registers that are not
- *              its own. So all that is called in a QEMU whose guest runs is close(2).
+ *              injected call does not return within a minute is lost here: it finds its way by itself, if there is one. So all that is called in a QEMU whose guest runs is close(2).
  * Sources      ptrace(2), signal(7), arch/x86/kernel/signal.c, kernel/ptrace.c
  */
 #include <errno.h>
@@ -33,6 +33,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ptrace.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/user.h>
 #include <sys/wait.h>
@@ -50,6 +51,7 @@
 #define RESTARTS 1000 /* of one call: a signal may be on its way */
 #define USER_CS 0x33  /* of 64-bit code */
 #define SYSCALL_LEN 2 /* 0f 05 */
+#define SYSCALL_STOP (SIGTRAP | 0x80) /* PTRACE_O_TRACESYSGOOD: if nobody hears of it, it is no signal */
 
 struct inject {
     pid_t pid;
@@ -59,6 +61,10 @@ struct inject {
     int signal;    /* that came meanwhile and could not be blocked; 0: none */
     bool stopped, lost;
     unsigned filters; /* that are known to do no harm */
+    long options;     /* of ptrace(2), that are set */
+    struct way way;
+    struct way_laid laid;
+    pid_t forked; /* the process that the last call has made */
 };
 
 static int lose(struct inject *in, int code, const char *what, struct ff_error *err)
@@ -96,23 +102,29 @@ static int wait_stop(struct inject *in, int limit_ms, int *signo, struct ff_erro
 
 /* --- one call --- */
 
+/* To the entry of the call, and to its exit */
 static int step(struct inject *in, struct user_regs_struct *r, struct ff_error *err)
 {
-    int signo;
+    int signo, rc;
 
-    do {
-        if (ptrace(PTRACE_SINGLESTEP, in->pid, NULL, NULL))
-            return lose(in, errno, "single step", err);
+    for (int stops = 0; stops < 2;) {
+        unsigned long made;
+
+        if (ptrace(PTRACE_SYSCALL, in->pid, NULL, NULL))
+            return lose(in, errno, "make a system call", err);
         in->stopped = false;
-        int rc = wait_stop(in, CALL_LIMIT_MS, &signo, err); /* an event: all of it stops, or is to go on */
-        if (rc)
+        if ((rc = wait_stop(in, CALL_LIMIT_MS, &signo, err))) /* an event: all of it stops, or is to go on */
             return rc;
-        if (ptrace(PTRACE_GETREGS, in->pid, NULL, r))
-            return lose(in, errno, "read registers", err);
-        if (signo && (signo != SIGTRAP || r->rip == in->instruction))
+        if (signo == SYSCALL_STOP)
+            stops++;
+        else if (signo)
             in->signal = signo;
-    } while (signo != SIGTRAP || r->rip == in->instruction);
-    if (r->rip != in->instruction + SYSCALL_LEN) /* another program, or a system call that never returns */
+        else if (in->options & PTRACE_O_TRACECLONE && stops == 1 && !ptrace(PTRACE_GETEVENTMSG, in->pid, NULL, &made))
+            in->forked = (pid_t)made;
+    }
+    if (ptrace(PTRACE_GETREGS, in->pid, NULL, r))
+        return lose(in, errno, "read registers", err);
+    if (r->rip != in->instruction + SYSCALL_LEN) /* another program */
         return lose(in, EIO, "a system call there ended elsewhere", err);
     return 0;
 }
@@ -132,6 +144,8 @@ int inject_call(struct inject *in, long nr, const uint64_t args[INJECT_ARGS], in
         struct user_regs_struct r = in->regs;
 
         r.rip = in->instruction;
+        if (in->way.call)
+            r.rsp = in->laid.home;
         r.rax = (uint64_t)nr;
         r.orig_rax = UINT64_MAX;
         r.rdi = args[0];
@@ -183,7 +197,8 @@ static int seize(struct inject *in, struct ff_error *err)
 {
     int tracer = outside_number(in->pid, "TracerPid:"), why, rc;
 
-    if (!ptrace(PTRACE_SEIZE, in->pid, NULL, NULL))
+    in->options = PTRACE_O_TRACESYSGOOD;
+    if (!ptrace(PTRACE_SEIZE, in->pid, NULL, (void *)in->options))
         return 0;
     why = errno;
     if (why == EPERM && tracer > 0)
@@ -193,13 +208,21 @@ static int seize(struct inject *in, struct ff_error *err)
     return rc ? rc : lose(in, why, "trace it (ptrace(2))", err);
 }
 
+static int set_options(struct inject *in, long options)
+{
+    if (ptrace(PTRACE_SETOPTIONS, in->pid, NULL, (void *)options))
+        return -errno;
+    in->options = options;
+    return 0;
+}
+
 /* While it is stopped: of a process without one nobody can get one */
 static int suspend_filter(struct inject *in, struct ff_error *err)
 {
     int n = outside_number(in->pid, "Seccomp_filters:"); /* Linux 5.9 */
 
     if (outside_number(in->pid, "Seccomp:") == 0 || (n > 0 && (unsigned)n <= in->filters) ||
-        !ptrace(PTRACE_SETOPTIONS, in->pid, NULL, (void *)(uintptr_t)PTRACE_O_SUSPEND_SECCOMP))
+        !set_options(in, in->options | PTRACE_O_SUSPEND_SECCOMP))
         return 0;
     return ff_error_set(err, EPERM,
                         "process %d has a filter of system calls (seccomp, as -sandbox makes one) that could kill "
@@ -207,9 +230,8 @@ static int suspend_filter(struct inject *in, struct ff_error *err)
                         (int)in->pid, strerror(errno));
 }
 
-static int stop_there(struct inject *in, struct ff_error *err)
+static int interrupt(struct inject *in, struct ff_error *err)
 {
-    uint64_t all = ~(1ull << (SIGTRAP - 1));
     int signo = 0, rc;
 
     if (ptrace(PTRACE_INTERRUPT, in->pid, NULL, NULL))
@@ -220,12 +242,26 @@ static int stop_there(struct inject *in, struct ff_error *err)
         if ((rc = wait_stop(in, STOP_LIMIT_MS, &signo, err)))
             return rc;
     } while (signo);
+    return 0;
+}
+
+/* It stands in a stop: from here on all that it was doing is kept */
+static int prepare(struct inject *in, struct ff_error *err)
+{
+    uint64_t all = ~(1ull << (SIGTRAP - 1));
+    int rc;
+
     if (ptrace(PTRACE_GETREGS, in->pid, NULL, &in->regs) ||
         ptrace(PTRACE_GETSIGMASK, in->pid, sizeof(in->mask), &in->mask))
         return lose(in, errno, "read registers", err);
     if (in->regs.cs != USER_CS)
         return ff_error_set(err, ENOTSUP, "process %d is no 64-bit program", (int)in->pid);
-    if ((rc = suspend_filter(in, err)) || (rc = find_instruction(in, err)))
+    if ((rc = suspend_filter(in, err)))
+        return rc;
+    if (in->way.call && way_lay(in->pid, &in->way, &in->regs, in->mask, &in->laid, NULL))
+        in->way.call = 0;
+    in->instruction = in->way.call;
+    if (!in->instruction && (rc = find_instruction(in, err)))
         return rc;
     if (ptrace(PTRACE_SETSIGMASK, in->pid, sizeof(all), &all))
         return lose(in, errno, "block signals", err);
@@ -233,15 +269,12 @@ static int stop_there(struct inject *in, struct ff_error *err)
 }
 
 /* Of a process that has ended nothing is left to do; one that has not stopped the kernel lets go */
-static void release_thread(struct inject *in)
+static void put_back(struct inject *in)
 {
-    if (!in->stopped)
+    if (!in->stopped || (!in->mask && !in->instruction))
         return;
-    if (in->mask || in->instruction) {
-        ptrace(PTRACE_SETREGS, in->pid, NULL, &in->regs);
-        ptrace(PTRACE_SETSIGMASK, in->pid, sizeof(in->mask), &in->mask);
-    }
-    ptrace(PTRACE_DETACH, in->pid, NULL, (void *)(intptr_t)in->signal);
+    ptrace(PTRACE_SETREGS, in->pid, NULL, &in->regs);
+    ptrace(PTRACE_SETSIGMASK, in->pid, sizeof(in->mask), &in->mask);
 }
 
 struct run {
@@ -258,12 +291,17 @@ static void *run_main(void *opaque)
     struct run *r = opaque;
     struct inject in = {.pid = r->pid, .filters = r->filters};
 
+    way_find(r->pid, &in.way, NULL); /* while it runs; one that has none is lost if this process is killed */
     if ((r->rc = seize(&in, r->err)))
         return NULL;
-    r->rc = stop_there(&in, r->err);
+    r->rc = interrupt(&in, r->err);
+    if (!r->rc)
+        r->rc = prepare(&in, r->err);
     if (!r->rc)
         r->rc = r->fn(&in, r->opaque, r->err);
-    release_thread(&in);
+    put_back(&in);
+    if (in.stopped)
+        ptrace(PTRACE_DETACH, in.pid, NULL, (void *)(intptr_t)in.signal);
     return NULL;
 }
 
@@ -278,4 +316,60 @@ int inject_run(pid_t pid, unsigned filters, inject_fn *fn, void *opaque, struct 
         return rc;
     pthread_join(thread, NULL);
     return r.rc;
+}
+
+int inject_stopped(pid_t pid, const struct inject_how *how, int *signal, inject_fn *fn, void *opaque,
+                   struct ff_error *err)
+{
+    struct inject in = {.pid = pid, .filters = how->filters, .way = how->way, .stopped = true, .signal = *signal};
+    int rc = set_options(&in, PTRACE_O_TRACESYSGOOD | how->options);
+
+    rc = rc ? lose(&in, -rc, "set options of its tracing", err) : prepare(&in, err);
+    if (!rc)
+        rc = fn(&in, opaque, err);
+    put_back(&in);
+    set_options(&in, how->options);
+    *signal = in.signal;
+    return rc;
+}
+
+int inject_fork(struct inject *in, pid_t *child, struct ff_error *err)
+{
+    const long options = in->options;
+    const uint64_t args[INJECT_ARGS] = {0, in->laid.end}; /* no signal at its end: QEMU waits for none */
+    int signo, rc;
+    int64_t got;
+
+    if (!in->way.call)
+        return ff_error_set(err, ENOTSUP, "process %d: fork(2) there: it would not find its way if this process were killed: "
+                            "no code that returns from a signal, or no room on its stack", (int)in->pid);
+    in->forked = 0;
+    rc = set_options(in, options | PTRACE_O_TRACECLONE | PTRACE_O_TRACEFORK);
+    if (rc)
+        return lose(in, -rc, "trace what it forks", err);
+    rc = inject_call(in, SYS_clone, args, &got, err);
+    set_options(in, options);
+    if (!rc && got < 0)
+        rc = ff_error_set(err, (int)-got, "process %d: fork(2) there: %s", (int)in->pid, strerror((int)-got));
+    struct inject made = {.pid = in->forked};
+    if (!rc)
+        rc = wait_stop(&made, STOP_LIMIT_MS, &signo, err);
+    if (!rc && ptrace(PTRACE_SETOPTIONS, made.pid, NULL, (void *)(uintptr_t)PTRACE_O_EXITKILL))
+        rc = ff_error_set(err, errno, "process %d, forked: %s", (int)made.pid, strerror(errno));
+    if (rc && made.pid > 0)
+        kill(made.pid, SIGKILL);
+    *child = rc ? 0 : made.pid;
+    return rc;
+}
+
+int inject_room(struct inject *in, const void *bytes, size_t len, uint64_t *at, struct ff_error *err)
+{
+    struct iovec here = {(void *)(uintptr_t)bytes, len}, there = {(void *)(uintptr_t)in->laid.room, len};
+
+    if (!in->way.call || len > WAY_ROOM)
+        return ff_error_set(err, ENOTSUP, "process %d: no room on its stack", (int)in->pid);
+    *at = in->laid.room;
+    if (process_vm_writev(in->pid, &here, 1, &there, 1, 0) == (ssize_t)len)
+        return 0;
+    return ff_error_set(err, errno, "process %d: write to its stack: %s", (int)in->pid, strerror(errno));
 }

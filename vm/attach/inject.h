@@ -9,6 +9,7 @@
 #include <sys/types.h>
 
 #include "error.h"
+#include "way_home.h"
 
 #define INJECT_ARGS 6
 
@@ -45,5 +46,29 @@ int inject_run(pid_t pid, unsigned filters, inject_fn *fn, void *opaque, struct 
  */
 int inject_call(struct inject *in, long nr, const uint64_t args[INJECT_ARGS], int64_t *result,
                 struct ff_error *err);
+
+/* @way: of way_find(); @options: of ptrace(2), which are set, and stay so */
+struct inject_how {
+    unsigned filters;
+    struct way way;
+    long options;
+};
+
+/* As inject_run(), in the thread that traces @pid, whose main thread stands in a stop, and stays there. @signal: that it
+ * was about to take, before and after */
+int inject_stopped(pid_t pid, const struct inject_how *how, int *signal, inject_fn *fn, void *opaque,
+                   struct ff_error *err);
+
+/**
+ * inject_fork() - fork(2)
+ * @child: stands in a stop of ptrace(2), of this thread; the kernel kills it when this thread ends, in whatever way, before it
+ *         has run an instruction of that program. No signal comes of its end; it is wait4(2)'s there with __WALL
+ *
+ * Return: 0; -ENOTSUP: no way home; -errno of fork(2); else as inject_call()
+ */
+int inject_fork(struct inject *in, pid_t *child, struct ff_error *err);
+
+/* At most WAY_ROOM bytes that arguments point at, until the next call of this: 0; -ENOTSUP as above */
+int inject_room(struct inject *in, const void *bytes, size_t len, uint64_t *at, struct ff_error *err);
 
 #endif

@@ -14,8 +14,8 @@
 #include <unistd.h>
 
 #include "cleanup.h"
-#include "hold.h"
 #include "leash.h"
+#include "stopped.h"
 #include "xalloc.h"
 
 #define LOOK_NS 1000000
@@ -55,7 +55,7 @@ static bool none_runs(pid_t pid)
     struct dirent *e;
 
     while (stands && (e = readdir(d))) {
-        char state = atoi(e->d_name) > 0 ? hold_thread_state(pid, atoi(e->d_name), &is_kernels) : 'X';
+        char state = atoi(e->d_name) > 0 ? stopped_thread_state(pid, atoi(e->d_name), &is_kernels) : 'X';
 
         stands = strchr("TtZX", state) || is_kernels;
     }

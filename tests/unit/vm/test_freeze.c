@@ -1,0 +1,384 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * test_freeze.c - the memory of real processes with threads, frozen while they write to it
+ *
+ * A process writes the number of its turn to each page, in order, and finds there that of the turn before. So memory of one
+ * instant has the number of a turn up to some page, and from there on that of the turn before.
+ */
+#include "unit.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <linux/userfaultfd.h>
+
+#include "freeze.h"
+
+#define PAGES 512u
+#define PAGE 4096u
+#define WORDS (PAGE / 8)
+#define OTHERS 3
+
+static struct ff_error err;
+
+struct guest {
+    pid_t pid;
+    struct outside_block b[2]; /* anonymous; a memfd */
+    unsigned n;
+    uint64_t *at[2];
+    _Atomic uint64_t *turns; /* shared with it, as is: */
+    _Atomic bool *over;
+};
+
+static struct guest now; /* what its threads see */
+
+static void *count_on(void *opaque)
+{
+    while (!atomic_load(now.over))
+        usleep(50);
+    return opaque;
+}
+
+static void write_on(void)
+{
+    pthread_t t[OTHERS];
+
+    for (int i = 0; i < OTHERS; i++)
+        pthread_create(&t[i], NULL, count_on, NULL);
+    for (uint64_t turn = 1; !atomic_load(now.over); turn++) {
+        for (unsigned k = 0; k < now.n; k++)
+            for (unsigned i = 0; i < PAGES; i++) {
+                uint64_t *p = now.at[k] + i * WORDS;
+
+                if (p[0] != turn - 1 || p[WORDS - 1] != turn - 1)
+                    _exit(7);
+                p[0] = turn;
+                p[WORDS - 1] = turn;
+            }
+        atomic_fetch_add(now.turns, 1);
+    }
+    for (int i = 0; i < OTHERS; i++)
+        pthread_join(t[i], NULL);
+}
+
+static void wait_turns(const struct guest *g, uint64_t n)
+{
+    const uint64_t from = atomic_load(g->turns);
+
+    for (int i = 0; atomic_load(g->turns) < from + n; i++) {
+        assert_true(i < 20000);
+        usleep(500);
+    }
+}
+
+static void start(struct guest *g, bool anonymous, bool file)
+{
+    static const char *const names[] = {"anonymous", "memfd"};
+    void *both = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    int fd = file ? memfd_create("memory", MFD_CLOEXEC | MFD_ALLOW_SEALING) : -1;
+
+    *g = (struct guest){.turns = both, .over = (_Atomic bool *)((char *)both + 64)};
+    assert_true(!file || (fd >= 0 && !ftruncate(fd, (off_t)PAGES * PAGE)));
+    for (int i = 0; i < 2; i++) {
+        if (!(i ? file : anonymous))
+            continue;
+        void *at = mmap(NULL, (size_t)PAGES * PAGE, PROT_READ | PROT_WRITE, i ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS,
+                        i ? fd : -1, 0);
+        assert_ptr_not_equal(at, MAP_FAILED);
+        g->at[g->n] = at;
+        strcpy(g->b[g->n].name, names[i]);
+        g->b[g->n].hva = (uintptr_t)at;
+        g->b[g->n].len_bytes = (uint64_t)PAGES * PAGE;
+        g->b[g->n++].psize = PAGE;
+    }
+    g->pid = fork();
+    assert_true(g->pid >= 0);
+    if (!g->pid) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        for (unsigned i = 0; i < g->n; i++)
+            madvise(g->at[i], (size_t)PAGES * PAGE, MADV_DONTFORK); /* as QEMU does */
+        now = *g;
+        write_on();
+        _exit(0);
+    }
+    for (unsigned i = 0; i < g->n; i++)
+        munmap(g->at[i], (size_t)PAGES * PAGE);
+    if (fd >= 0)
+        close(fd);
+    wait_turns(g, 3);
+}
+
+static void end(struct guest *g)
+{
+    int status;
+
+    atomic_store(g->over, true);
+    assert_int_equal(waitpid(g->pid, &status, 0), g->pid);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
+/* --- what is frozen --- */
+
+struct taken {
+    uint64_t turn;  /* of the last page */
+    unsigned until; /* so many pages of it all have the next one */
+};
+
+static uint64_t *image_of(const struct freeze *z, const struct guest *g)
+{
+    const size_t len = (size_t)PAGES * PAGE;
+    uint64_t *all = malloc(g->n * len);
+
+    assert_non_null(all);
+    for (unsigned i = 0; i < g->n; i++) {
+        const struct freeze_image m = freeze_image(z, i);
+        struct iovec here = {(char *)all + i * len, len}, there = {(void *)(uintptr_t)g->b[i].hva, len};
+
+        if (m.fd >= 0)
+            assert_int_equal(pread(m.fd, here.iov_base, len, (off_t)m.fd_offset), len);
+        else
+            assert_int_equal(process_vm_readv(freeze_pid(z), &here, 1, &there, 1, 0), len);
+    }
+    return all;
+}
+
+static struct taken check_instant(const uint64_t *all, const struct guest *g)
+{
+    const unsigned n = g->n * PAGES;
+    struct taken t = {.turn = all[(n - 1) * (size_t)WORDS + WORDS - 1]};
+    unsigned torn = 0;
+
+    for (unsigned i = 0; i < n; i++) {
+        const uint64_t first = all[i * (size_t)WORDS], last = all[i * (size_t)WORDS + WORDS - 1];
+
+        assert_true(first == t.turn || first == t.turn + 1);
+        assert_true(first == last || first == last + 1);
+        torn += first != last;
+        if (last == t.turn + 1) {
+            assert_int_equal(t.until, i);
+            t.until = i + 1;
+        }
+    }
+    assert_true(torn <= 1); /* the page at which it was stopped */
+    return t;
+}
+
+/* @turns: of then; *@all: to be freed */
+static struct freeze *frozen(const struct guest *g, uint64_t **all)
+{
+    struct freeze *z;
+    const uint64_t before = atomic_load(g->turns);
+    int rc = freeze_new(g->pid, g->b, g->n, &z, &err);
+
+    if (rc)
+        print_error("%s\n", err.text);
+    assert_int_equal(rc, 0);
+    assert_int_equal(freeze_hold(z, &err), 0);
+    if ((rc = freeze_take(z, &err)))
+        print_error("%s\n", err.text);
+    assert_int_equal(rc, 0);
+    freeze_go(z);
+    *all = image_of(z, g);
+    const struct taken t = check_instant(*all, g);
+    assert_true(t.turn >= before && t.turn <= atomic_load(g->turns));
+    if ((rc = freeze_tidy(z, &err)))
+        print_error("%s\n", err.text);
+    assert_int_equal(rc, 0);
+    return z;
+}
+
+static void check_same(const struct freeze *z, const struct guest *g, uint64_t *was)
+{
+    uint64_t *is = image_of(z, g);
+
+    assert_memory_equal(is, was, (size_t)g->n * PAGES * PAGE);
+    free(is);
+    free(was);
+}
+
+/* Processes that it has made, dead ones too */
+static unsigned copies_of(pid_t pid)
+{
+    char path[64], text[512] = "";
+    unsigned n = 0;
+
+    snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)pid, (int)pid);
+    FILE *f = fopen(path, "re");
+    assert_non_null(f);
+    if (!fgets(text, sizeof(text), f))
+        text[0] = '\0';
+    fclose(f);
+    for (const char *at = text; (at = strchr(at, ' ')); at++)
+        n++;
+    return n;
+}
+
+static void test_goes_on(bool anonymous, bool file)
+{
+    struct guest g;
+    uint64_t *first, *second;
+
+    start(&g, anonymous, file);
+    for (int i = 0; i < 3; i++) {
+        struct freeze *z = frozen(&g, &first), *more;
+
+        wait_turns(&g, 3);
+        more = frozen(&g, &second); /* while the first one is held */
+        wait_turns(&g, 3);
+        check_same(z, &g, first);
+        freeze_end(z);
+        wait_turns(&g, 2);
+        check_same(more, &g, second);
+        freeze_end(more);
+        assert_int_equal(copies_of(g.pid), 0);
+    }
+    end(&g);
+}
+
+static void test_anonymous(void **state)
+{
+    (void)state;
+    test_goes_on(true, false);
+}
+
+static void test_memfd(void **state)
+{
+    (void)state;
+    test_goes_on(false, true);
+}
+
+static void test_both(void **state)
+{
+    (void)state;
+    test_goes_on(true, true);
+}
+
+/* As a balloon, or somebody who is plugged later, would */
+static void test_file_is_closed_to_writers(void **state)
+{
+    (void)state;
+    struct guest g;
+    uint64_t *all;
+
+    start(&g, false, true);
+    struct freeze *z = frozen(&g, &all);
+    int pidfd = (int)syscall(SYS_pidfd_open, g.pid, 0), tried = 0;
+    for (int i = 0; i < 32; i++) {
+        int fd = (int)syscall(SYS_pidfd_getfd, pidfd, i, 0);
+        char path[64], to[64] = "";
+
+        snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)g.pid, i);
+        if (fd >= 0 && readlink(path, to, sizeof(to) - 1) > 0 && !strncmp(to, "/memfd:memory", 13)) {
+            assert_true(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, PAGE) < 0);
+            assert_true(write(fd, "x", 1) < 0);
+            tried++;
+        }
+        if (fd >= 0)
+            close(fd);
+    }
+    close(pidfd);
+    assert_int_equal(tried, 1);
+    check_same(z, &g, all);
+    freeze_end(z);
+    end(&g);
+}
+
+static void test_ends_meanwhile(void **state)
+{
+    (void)state;
+    struct guest g;
+    uint64_t *all;
+    int status;
+
+    start(&g, true, true);
+    struct freeze *z = frozen(&g, &all);
+    kill(g.pid, SIGKILL);
+    assert_int_equal(waitpid(g.pid, &status, 0), g.pid);
+    assert_true(WIFSIGNALED(status));
+    check_same(z, &g, all); /* its memory is there as long as somebody needs it */
+    pid_t copy = freeze_pid(z);
+    char byte;
+    struct iovec here = {&byte, 1}, there = {(void *)(uintptr_t)g.b[0].hva, 1};
+    freeze_end(z);
+    assert_int_equal(process_vm_readv(copy, &here, 1, &there, 1, 0), -1);
+
+    start(&g, true, true); /* while it is held */
+    assert_int_equal(freeze_new(g.pid, g.b, g.n, &z, &err), 0);
+    assert_int_equal(freeze_hold(z, &err), 0);
+    kill(g.pid, SIGKILL);
+    assert_true(freeze_take(z, &err) < 0);
+    freeze_go(z);
+    assert_int_equal(waitpid(g.pid, &status, 0), g.pid);
+    freeze_end(z);
+}
+
+/* --- this process is killed --- */
+
+static void freeze_for_ever(const struct guest *g)
+{
+    struct freeze *z;
+
+    for (;;) {
+        if (freeze_new(g->pid, g->b, g->n, &z, &err) || freeze_hold(z, &err) || freeze_take(z, &err))
+            _exit(5);
+        freeze_go(z);
+        freeze_tidy(z, NULL);
+        freeze_end(z);
+    }
+}
+
+static void test_is_killed(void **state)
+{
+    (void)state;
+    struct guest g;
+
+    start(&g, true, true);
+    for (unsigned i = 0; i < 60; i++) {
+        int status;
+        pid_t who = fork();
+
+        if (!who) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            freeze_for_ever(&g);
+        }
+        usleep(2000 + i * 977 % 23000);
+        assert_int_equal(waitpid(who, &status, WNOHANG), 0);
+        kill(who, SIGKILL);
+        assert_int_equal(waitpid(who, &status, 0), who);
+        wait_turns(&g, 2);
+    }
+    end(&g); /* with its own registers, and memory */
+}
+
+static void test_still_to_come(void **state)
+{
+    (void)state;
+    struct guest g;
+    struct freeze *z;
+    int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
+
+    if (fd < 0)
+        skip();
+    start(&g, true, false); /* it has that, too */
+    assert_int_equal(freeze_new(g.pid, g.b, g.n, &z, &err), -EBUSY);
+    close(fd);
+    end(&g);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_anonymous),   cmocka_unit_test(test_memfd),
+        cmocka_unit_test(test_both),        cmocka_unit_test(test_file_is_closed_to_writers),
+        cmocka_unit_test(test_ends_meanwhile), cmocka_unit_test(test_is_killed),
+        cmocka_unit_test(test_still_to_come),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

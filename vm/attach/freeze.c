@@ -1,0 +1,382 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * freeze.c - the memory of a process as it was at one instant, while that process goes on; see freeze.h
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      what Farfork's QEMU does from within in farfork-fork.h and farfork-image.c, to any QEMU from outside.
+ *
+ * Picture      that process                                 here: a thread, which is the tracer
+ *              (1) runs     <- mmap(2): a private view of each shared file; room for page tables; its RAM may be forked
+ *              (2) stands   <- hold; the caller looks: it is as it was when its devices were saved
+ *              (3)          <- fork(2): the copy. It stands in a stop of ptrace(2), and never runs
+ *                           <- mremap(2): the page tables of a shared file go away, the private view comes there; the
+ *                              descriptors of that file are for reading from here on
+ *              (4) runs     <- the copy closes all it has open, and unmaps KVM and rings
+ *                           <- what (3) moved away is unmapped, bit by bit
+ *
+ * Invariants   1. The copy never runs: it is stopped at its first instruction, and killed by the kernel when this thread
+ *                 ends in whatever way (PTRACE_O_EXITKILL). Where this process is killed before that is set, what it would
+ *                 run is exit_group(2): way_home.h.
+ *              2. The other process goes on, whenever this one is killed: no thread of it is bound to this one, and each call
+ *                 that is made in it finds its way back by itself.
+ *              3. A file that was frozen never changes: nobody there has it mapped shared, or open for writing. A balloon
+ *                 that would punch a hole in it is refused that by the kernel. The file is sealed where it may be.
+ *              4. What may be wanting, such as huge pages, is wanting in (1).
+ * Failure      the copy is ended, and the process goes on. Memory that was remapped stays so, which changes nothing.
+ * Limits       x86-64. The policy of NUMA nodes of a shared file does not go over to its private view.
+ * Sources      ptrace(2), mremap(2), memfd_create(2)
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "failpoint.h"
+#include "freeze_private.h"
+#include "thread.h"
+#include "xalloc.h"
+
+#define LOOK_NS 20000000u
+#define END_LIMIT_MS 2000
+#define COPY_NAME "farfork-frozen" /* so that who looks finds it, and its remains */
+#define UNMAP_PIECE (32u << 20)
+#define UNMAP_PAUSE_US 2000
+
+/* --- the thread, which is the tracer --- */
+
+/* Of threads that were traced, and were killed: who has to hear of it does once nobody traces them */
+static void hear_ends(struct freeze *z)
+{
+    const int how = WEXITED | WNOHANG | __WALL | __WNOTHREAD;
+    siginfo_t now = {0};
+
+    while (!waitid(P_ALL, 0, &now, how | WNOWAIT) && now.si_pid) {
+        const pid_t who = now.si_pid;
+
+        if (who == z->copy)
+            z->copy_ended = true;
+        if (who == z->pid && outside_number(who, "PPid:") == getpid())
+            return; /* that is this process, which hears of it all the same */
+        if (waitid(P_PID, (id_t)who, &now, how))
+            return;
+        now = (siginfo_t){0};
+    }
+}
+
+static void *freeze_main(void *opaque)
+{
+    struct freeze *z = opaque;
+
+    pthread_mutex_lock(&z->lock);
+    while (!z->over) {
+        if (z->job) {
+            z->rc = z->job(z);
+            z->job = NULL;
+            pthread_cond_broadcast(&z->changed);
+        }
+        if (!z->s.n)
+            hear_ends(z);
+        if (!z->over && !z->job)
+            ff_cond_wait_until(&z->changed, &z->lock, ff_now_ns() + LOOK_NS);
+    }
+    pthread_mutex_unlock(&z->lock);
+    return NULL;
+}
+
+static int run_job(struct freeze *z, freeze_job *job, struct ff_error *err)
+{
+    pthread_mutex_lock(&z->lock);
+    z->job = job;
+    pthread_cond_broadcast(&z->changed);
+    while (z->job)
+        pthread_cond_wait(&z->changed, &z->lock);
+    const int rc = z->rc;
+    if (rc && err)
+        *err = z->why;
+    pthread_mutex_unlock(&z->lock);
+    return rc;
+}
+
+/* --- (2), (3): the pause --- */
+
+static int hold_job(struct freeze *z)
+{
+    int rc = stopped_begin(&z->s, z->pid);
+
+    if (rc)
+        z->why = z->s.why;
+    return rc;
+}
+
+static int remap(struct inject *in, struct freeze_work *k, const struct outside_block *b, struct ff_error *err)
+{
+    const uint64_t away[INJECT_ARGS] = {b->hva, k->len, k->len, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, k->away};
+    const uint64_t here[INJECT_ARGS] = {k->view, k->len, k->len, MREMAP_MAYMOVE | MREMAP_FIXED, b->hva};
+    const uint64_t back[INJECT_ARGS] = {b->hva, k->len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+                                        (uint64_t)k->number, k->fd_offset};
+    int64_t got = 0, again;
+    int rc = k->away ? inject_call(in, SYS_mremap, away, &got, err) : 0;
+
+    k->is_away = k->away && got >= 0; /* it saves time alone */
+    if (!rc)
+        rc = inject_call(in, SYS_mremap, here, &got, err);
+    if (rc || got == (int64_t)b->hva) {
+        k->is_frozen = !rc;
+        return rc;
+    }
+    rc = inject_call(in, SYS_mmap, back, &again, err); /* it may have unmapped what was there */
+    return rc ? rc : ff_error_set(err, (int)-got, "memory of %s: map it privately: %s%s", b->name, strerror((int)-got),
+                                  again == (int64_t)b->hva ? "" : "; and it is lost there");
+}
+
+/* Nobody there writes to the file, or punches a hole in it, from here on */
+static int close_writers(struct inject *in, struct freeze_work *k, const struct outside_block *b, struct ff_error *err)
+{
+    int rc = 0;
+
+    for (unsigned i = 0; i < k->n_numbers && !rc; i++) {
+        const uint64_t args[INJECT_ARGS] = {(uint64_t)k->reader, (uint64_t)k->numbers[i], O_CLOEXEC};
+        int64_t got;
+
+        rc = inject_call(in, SYS_dup3, args, &got, err);
+        if (!rc && got < 0)
+            rc = ff_error_set(err, (int)-got, "memory of %s: its descriptor %d: %s", b->name, k->numbers[i],
+                              strerror((int)-got));
+    }
+    if (!rc) /* one that was made without seals stays as it is */
+        fcntl(k->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL);
+    return rc;
+}
+
+static int freeze_there(struct inject *in, void *opaque, struct ff_error *err)
+{
+    struct freeze *z = opaque;
+    int rc = inject_fork(in, &z->copy, err);
+
+    z->copy_signal = 0;
+    if (!rc && ff_failpoint("freeze.copy"))
+        rc = ff_error_set(err, EIO, "freeze: injected");
+    for (unsigned i = 0; i < z->n && !rc; i++)
+        if (z->work[i].view)
+            rc = remap(in, &z->work[i], &z->b[i], err);
+    for (unsigned i = 0; i < z->n && !rc; i++)
+        if (z->work[i].is_frozen)
+            rc = close_writers(in, &z->work[i], &z->b[i], err);
+    return rc;
+}
+
+/* The kernel's, until it has gone; then QEMU's, which never asks */
+static int drop_job(struct freeze *z)
+{
+    const uint64_t end = ff_now_ms() + END_LIMIT_MS;
+
+    if (!z->copy)
+        return 0;
+    if (!z->copy_ended)
+        kill(z->copy, SIGKILL); /* traced, it has not been reaped: the number is its own */
+    while (!z->copy_ended && ff_now_ms() < end) {
+        siginfo_t now = {0};
+
+        if (waitid(P_PID, (id_t)z->copy, &now, WEXITED | WNOHANG | __WALL | __WNOTHREAD) || now.si_pid)
+            z->copy_ended = true;
+        else
+            nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+    }
+    return 0;
+}
+
+static int take_job(struct freeze *z)
+{
+    struct stopped_thread *main_thread = stopped_find(&z->s, z->pid);
+    int rc = main_thread && main_thread->is_stopped
+                 ? inject_stopped(z->pid, &z->how, &main_thread->signal, freeze_there, z, &z->why)
+                 : ff_error_set(&z->why, ESRCH, "process %d has ended", (int)z->pid);
+
+    if (rc)
+        drop_job(z);
+    z->is_taken = !rc;
+    return rc;
+}
+
+static int go_job(struct freeze *z)
+{
+    stopped_end(&z->s);
+    return 0;
+}
+
+int freeze_hold(struct freeze *z, struct ff_error *err)
+{
+    return run_job(z, hold_job, err);
+}
+
+int freeze_take(struct freeze *z, struct ff_error *err)
+{
+    return run_job(z, take_job, err);
+}
+
+void freeze_go(struct freeze *z)
+{
+    run_job(z, go_job, NULL);
+}
+
+/* --- (4) --- */
+
+static int call_there(struct inject *in, long nr, uint64_t a, uint64_t b, uint64_t c, const char *what, struct ff_error *err)
+{
+    const uint64_t args[INJECT_ARGS] = {a, b, c};
+    int64_t got;
+    int rc = inject_call(in, nr, args, &got, err);
+
+    return rc || got >= 0 ? rc : ff_error_set(err, (int)-got, "the copy of process's memory: %s: %s", what,
+                                              strerror((int)-got));
+}
+
+/* Disks locked, a monitor connected, a VM in KVM: all that would stay for as long as the copy does */
+static int leave_there(struct inject *in, void *opaque, struct ff_error *err)
+{
+    struct freeze *z = opaque;
+    FF_AUTO_FREE char *path = xprintf("/proc/%d/maps", (int)z->copy), *line = NULL;
+    uint64_t start, end, name;
+    size_t room = 0;
+    int rc = inject_room(in, COPY_NAME, sizeof(COPY_NAME), &name, err);
+
+    if (!rc)
+        rc = call_there(in, SYS_prctl, PR_SET_NAME, name, 0, "name it", err);
+    if (!rc)
+        rc = call_there(in, SYS_close_range, 0, UINT32_MAX, 0, "close files", err);
+    FILE *f = rc ? NULL : fopen(path, "re");
+    if (!rc && !f)
+        rc = ff_error_set(err, errno, "%s: %s", path, strerror(errno));
+    while (!rc && getline(&line, &room, f) > 0)
+        if (strstr(line, " anon_inode:") && sscanf(line, "%" SCNx64 "-%" SCNx64, &start, &end) == 2)
+            rc = call_there(in, SYS_munmap, start, end - start, 0, "unmap a ring", err);
+    if (f)
+        fclose(f);
+    return rc;
+}
+
+static int leave_job(struct freeze *z)
+{
+    struct inject_how how = z->how;
+
+    if (z->copy_ended)
+        return ff_error_set(&z->why, ESRCH, "the process that holds the memory, %d, has ended", (int)z->copy);
+    how.options = PTRACE_O_EXITKILL;
+    return inject_stopped(z->copy, &how, &z->copy_signal, leave_there, z, &z->why);
+}
+
+struct piece {
+    uint64_t at, len;
+};
+
+static int unmap_there(struct inject *in, void *opaque, struct ff_error *err)
+{
+    const struct piece *p = opaque;
+
+    return call_there(in, SYS_munmap, p->at, p->len, 0, "unmap", err);
+}
+
+/* A CPU's for 50 ms a GiB; and who wants memory mapped there waits for each piece */
+static void unmap_away(struct freeze *z, struct freeze_work *k)
+{
+    const uint64_t piece = k->is_away ? UNMAP_PIECE : k->len;
+
+    for (uint64_t done = 0; k->away && done < k->len; done += piece) {
+        struct piece p = {k->away + done, FF_MIN(piece, k->len - done)};
+
+        if (inject_run(z->pid, z->how.filters, unmap_there, &p, NULL))
+            break;
+        if (done + piece < k->len)
+            nanosleep(&(struct timespec){.tv_nsec = 1000L * UNMAP_PAUSE_US}, NULL);
+    }
+    k->away = 0;
+}
+
+int freeze_tidy(struct freeze *z, struct ff_error *err)
+{
+    int rc = z->is_taken && !z->is_left ? run_job(z, leave_job, err) : 0;
+
+    z->is_left = true;
+    freeze_unprepare(z);
+    for (unsigned i = 0; i < z->n; i++)
+        unmap_away(z, &z->work[i]);
+    return rc;
+}
+
+struct freeze_image freeze_image(const struct freeze *z, unsigned i)
+{
+    const struct freeze_work *k = &z->work[i];
+
+    return k->is_frozen ? (struct freeze_image){.fd = k->fd, .fd_offset = k->fd_offset}
+                        : (struct freeze_image){.fd = -1, .zeros = !k->has_file};
+}
+
+pid_t freeze_pid(const struct freeze *z)
+{
+    return z->copy_ended ? 0 : z->copy;
+}
+
+static int reap_there(struct inject *in, void *opaque, struct ff_error *err)
+{
+    struct freeze *z = opaque;
+    const uint64_t args[INJECT_ARGS] = {(uint64_t)z->copy, 0, WNOHANG | __WALL, 0};
+    int64_t got;
+
+    return inject_call(in, SYS_wait4, args, &got, err);
+}
+
+void freeze_drop(struct freeze *z)
+{
+    if (!z->copy || z->is_reaped)
+        return;
+    run_job(z, drop_job, NULL);
+    inject_run(z->pid, z->how.filters, reap_there, z, NULL);
+    z->is_reaped = true;
+}
+
+void freeze_free(struct freeze *z)
+{
+    for (unsigned i = 0; z->work && i < z->n; i++) {
+        ff_close_fd(&z->work[i].fd);
+        free(z->work[i].numbers);
+    }
+    free(z->work);
+    pthread_cond_destroy(&z->changed);
+    pthread_mutex_destroy(&z->lock);
+    free(z);
+}
+
+int freeze_start(struct freeze *z, struct ff_error *err)
+{
+    return ff_thread_start(&z->thread, freeze_main, z, "freeze", err);
+}
+
+void freeze_end(struct freeze *z)
+{
+    if (!z)
+        return;
+    freeze_go(z);
+    z->is_left = true;
+    freeze_drop(z);
+    freeze_tidy(z, NULL);
+    pthread_mutex_lock(&z->lock);
+    z->over = true;
+    pthread_cond_broadcast(&z->changed);
+    pthread_mutex_unlock(&z->lock);
+    pthread_join(z->thread, NULL);
+    freeze_free(z);
+}

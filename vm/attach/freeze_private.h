@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * freeze_private.h - between freeze*.c
+ */
+#ifndef FF_VM_ATTACH_FREEZE_PRIVATE_H
+#define FF_VM_ATTACH_FREEZE_PRIVATE_H
+
+#include <pthread.h>
+
+#include "freeze.h"
+#include "inject.h"
+#include "stopped.h"
+
+struct freeze_work { /* of a block */
+    uint64_t len;             /* as much as is mapped */
+    bool has_file;            /* what nobody touched may hold something */
+    bool is_shared;           /* its file becomes the image */
+    int fd;                   /* of that file, here; -1: none */
+    uint64_t fd_offset;
+    int *numbers;             /* descriptors there by which it can be written */
+    unsigned n_numbers;
+    int number, reader;       /* of them one; and one that only reads; -1: none */
+    uint64_t view, away;      /* addresses there: to be mapped over the block; for its page tables. 0: none */
+    bool is_frozen, is_away;
+};
+
+struct freeze;
+typedef int freeze_job(struct freeze *z);
+
+struct freeze {
+    pid_t pid;
+    const struct outside_block *b;
+    unsigned n;
+    struct freeze_work *work;
+    struct inject_how how;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    freeze_job *job;          /* for the thread, under @lock; NULL: none */
+    bool over;
+    int rc;
+    struct ff_error why;
+    /* the thread's */
+    struct stopped s;
+    pid_t copy;               /* 0: none yet */
+    int copy_signal;
+    bool copy_ended;
+    /* the caller's */
+    bool is_prepared, is_taken, is_left, is_reaped;
+};
+
+/* --- freeze.c --- */
+
+int freeze_start(struct freeze *z, struct ff_error *err);
+void freeze_free(struct freeze *z);
+
+/* --- freeze_prepare.c --- */
+
+/* What is there for the freeze alone, but for page tables that moved away */
+void freeze_unprepare(struct freeze *z);
+
+#endif

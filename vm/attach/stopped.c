@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * stopped.c - every thread of a process stands in a stop of ptrace(2); see stopped.h
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include "cleanup.h"
+#include "outside.h"
+#include "stopped.h"
+#include "thread.h"
+#include "xalloc.h"
+
+#define STOP_LIMIT_MS 2000
+#define LOOK_NS 20000
+#define PF_IO_WORKER 0x10u /* include/linux/sched.h */
+#define PF_USER_WORKER 0x4000u
+
+struct stopped_thread *stopped_find(struct stopped *s, pid_t tid)
+{
+    for (unsigned i = 0; i < s->n; i++)
+        if (s->threads[i].tid == tid)
+            return &s->threads[i];
+    return NULL;
+}
+
+char stopped_thread_state(pid_t pid, pid_t tid, bool *is_kernels)
+{
+    FF_AUTO_FREE char *path = xprintf("/proc/%d/task/%d/stat", (int)pid, (int)tid);
+    char line[512] = "", state = 'X';
+    unsigned flags = 0;
+    FILE *f = fopen(path, "re");
+
+    if (f && fgets(line, sizeof(line), f) && strrchr(line, ')'))
+        sscanf(strrchr(line, ')') + 1, " %c %*d %*d %*d %*d %*d %u", &state, &flags);
+    if (f)
+        fclose(f);
+    *is_kernels = flags & (PF_IO_WORKER | PF_USER_WORKER);
+    return state;
+}
+
+/* A thread that has just ended, or one of the kernel's own */
+static bool is_none_of_its_own(pid_t pid, pid_t tid)
+{
+    bool is_kernels;
+    char state = stopped_thread_state(pid, tid, &is_kernels);
+
+    return state == 'X' || state == 'Z' || is_kernels;
+}
+
+static int seize_one(struct stopped *s, pid_t tid)
+{
+    if (ptrace(PTRACE_SEIZE, tid, NULL, NULL)) {
+        const int why = errno;
+
+        if (tid != s->pid && (why == ESRCH || (why == EPERM && is_none_of_its_own(s->pid, tid))))
+            return 0;
+        int rc = why == EPERM ? outside_may(s->pid, true, &s->why) : 0;
+        return rc ? rc : ff_error_set(&s->why, why, "process %d: hold its thread %d: %s%s", (int)s->pid, (int)tid,
+                                      strerror(why), why == EPERM ? " (a debugger traces it?)" : "");
+    }
+    s->threads = xrealloc(s->threads, (s->n + 1) * sizeof(*s->threads));
+    s->threads[s->n++] = (struct stopped_thread){.tid = tid};
+    ptrace(PTRACE_INTERRUPT, tid, NULL, NULL);
+    return 0;
+}
+
+/* *@n_new: threads that were not seized before */
+static int seize_all(struct stopped *s, unsigned *n_new)
+{
+    FF_AUTO_FREE char *path = xprintf("/proc/%d/task", (int)s->pid);
+    DIR *dir = opendir(path);
+    struct dirent *d;
+    int rc = 0;
+
+    if (!dir)
+        return ff_error_set(&s->why, errno == ENOENT ? ESRCH : errno, "process %d: its threads: %s", (int)s->pid,
+                            strerror(errno));
+    while (!rc && (d = readdir(dir))) {
+        pid_t tid = atoi(d->d_name);
+
+        if (tid <= 0 || stopped_find(s, tid))
+            continue;
+        rc = seize_one(s, tid);
+        *n_new += stopped_find(s, tid) != NULL;
+    }
+    closedir(dir);
+    return rc;
+}
+
+/* An end is left to who has to hear it */
+static int wait_one(struct stopped *s, struct stopped_thread *t, uint64_t end)
+{
+    const int how = WSTOPPED | WNOHANG | __WALL | __WNOTHREAD;
+
+    while (!t->is_stopped && !t->has_ended) {
+        siginfo_t now = {0};
+
+        if (waitid(P_PID, (id_t)t->tid, &now, how | WEXITED | WNOWAIT) ||
+            (now.si_pid && now.si_code != CLD_TRAPPED)) {
+            t->has_ended = true;
+            if (t->tid != s->pid) /* nobody else hears of it, and it is no end of the process */
+                waitid(P_PID, (id_t)t->tid, &now, how | WEXITED);
+        } else if (now.si_pid && !waitid(P_PID, (id_t)t->tid, &now, how) && now.si_pid) {
+            t->is_stopped = true;
+            t->signal = now.si_status >> 8 ? 0 : now.si_status;
+        } else if (ff_now_ms() > end) {
+            return ff_error_set(&s->why, ETIMEDOUT,
+                                "process %d: its thread %d has not stopped within 2 s: it waits for what nothing "
+                                "interrupts, a disk perhaps: try again", (int)s->pid, (int)t->tid);
+        } else {
+            nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
+        }
+    }
+    return t->has_ended && t->tid == s->pid ? ff_error_set(&s->why, ESRCH, "process %d has ended", (int)s->pid) : 0;
+}
+
+int stopped_begin(struct stopped *s, pid_t pid)
+{
+    uint64_t end = ff_now_ms() + STOP_LIMIT_MS;
+    unsigned n_new;
+    int rc;
+
+    *s = (struct stopped){.pid = pid};
+    do {
+        n_new = 0;
+        rc = seize_all(s, &n_new);
+        for (unsigned i = 0; i < s->n && !rc; i++)
+            rc = wait_one(s, &s->threads[i], end);
+    } while (!rc && n_new);
+    if (rc)
+        stopped_end(s);
+    return rc;
+}
+
+void stopped_forget(struct stopped *s)
+{
+    free(s->threads);
+    s->threads = NULL;
+    s->n = 0;
+}
+
+/* What has not stopped the kernel lets go of when this thread ends */
+void stopped_end(struct stopped *s)
+{
+    for (unsigned i = 0; i < s->n; i++)
+        if (s->threads[i].is_stopped)
+            ptrace(PTRACE_DETACH, s->threads[i].tid, NULL, (void *)(intptr_t)s->threads[i].signal);
+    stopped_forget(s);
+}
