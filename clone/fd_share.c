@@ -140,8 +140,6 @@ int ff_source_lend(struct ff_source *s, const char *socket_path, struct ff_error
         any |= t->r[i].fd >= 0;
     if (!any)
         return 0;
-    if (ff_regions_elsewhere(t))
-        return ff_error_set(err, ENOTSUP, "source: lend memory: some is another process's");
     int sock = ff_clone_connect(socket_path, err);
     int rc = sock < 0 ? sock : send_files(t, "", sock, err);
     if (sock >= 0)

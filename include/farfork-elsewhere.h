@@ -45,8 +45,8 @@ extern "C" {
  * @private_fd has. Without @zero_fill every page is read, and so populated: say so for a private
  * mapping of a file that the caller cannot open.
  *
- * precopy=1, verify=on and push work as for memory of this process. ff_source_lend() and
- * ff_source_hand_over() do not: -ENOTSUP.
+ * precopy=1, verify=on and push work as for memory of this process. ff_source_lend() lends none of it;
+ * ff_source_hand_over() is -ENOTSUP.
  *
  * When the process ends, runs another program, or unmaps this, the move fails: every wait returns
  * -ESRCH or -EFAULT with that reason, ff_source_go() -ETIME, and ff_source_resume() -ESRCH.

@@ -346,6 +346,20 @@ int qmp_connect(const char *path, int cancel_fd, int limit_ms, struct qmp **out,
     return qmp_connect_in_turn(path, cancel_fd, limit_ms, NULL, NULL, out, why);
 }
 
+int qmp_on(int fd, const struct qmp *like, struct qmp **out, struct ff_error *why)
+{
+    struct qmp *q = xcalloc(1, sizeof(*q));
+
+    *q = (struct qmp){.fd = fd, .cancel_fd = like->cancel_fd, .limit_ms = like->limit_ms, .path = xstrdup(like->path),
+                      .events = json_array(), .pid = like->pid, .uid = like->uid};
+    int rc = fcntl(fd, F_SETFL, O_NONBLOCK) < 0 ? ff_error_set(why, errno, "%s: %s", q->path, strerror(errno)) : negotiate(q, why);
+    if (rc)
+        qmp_free(q);
+    else
+        *out = q;
+    return rc;
+}
+
 struct qmp *qmp_by(qmp_run_fn *run, void *opaque, pid_t pid)
 {
     struct qmp *q = xcalloc(1, sizeof(*q));

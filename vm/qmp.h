@@ -28,6 +28,9 @@ int qmp_connect_in_turn(const char *path, int cancel_fd, int limit_ms,
                         void (*waiting)(void *opaque), void *opaque, struct qmp **out,
                         struct ff_error *why);
 
+/* One over @fd, a connected socket, which is taken: who answers there speaks for the process behind @like, whose name this has */
+int qmp_on(int fd, const struct qmp *like, struct qmp **out, struct ff_error *why);
+
 /* One whose commands @run carries: a line of QMP with @fd, -1: none, and the line that answers it, to be freed. Its
  * process is @pid, of this user. It has no descriptor, no limit and no events. -EOPNOTSUPP: @run passes no descriptor */
 typedef int qmp_run_fn(void *opaque, const char *line, int fd, char **answer, struct ff_error *why);

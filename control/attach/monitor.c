@@ -102,9 +102,8 @@ static bool is_permitted(int fd)
            (who.uid == geteuid() || who.uid == 0);
 }
 
-static void take_client(struct monitor *m)
+static void add_client(struct monitor *m, int fd)
 {
-    int fd = accept4(m->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     FF_AUTO_JSON json_t *greeting =
         json_pack("{s{s{ss} s[]}}", "QMP", "version", "package", "farfork attach " FF_VERSION_STRING,
                   "capabilities");
@@ -117,6 +116,11 @@ static void take_client(struct monitor *m)
         return;
     }
     m->client[m->n++] = (struct monitor_client){.fd = fd};
+}
+
+static void take_client(struct monitor *m)
+{
+    add_client(m, accept4(m->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
 }
 
 static void *monitor_loop(void *opaque)
@@ -176,30 +180,59 @@ static int monitor_listen(struct monitor *m, struct ff_error *why)
     return 0;
 }
 
+static struct monitor *new_monitor(const char *path, monitor_command command, void *opaque)
+{
+    struct monitor *m = xcalloc(1, sizeof(*m));
+
+    *m = (struct monitor){.path = path ? xstrdup(path) : NULL, .listen_fd = -1, .stop_fd = -1,
+                          .command = command, .opaque = opaque};
+    return m;
+}
+
+static int start_loop(struct monitor *m, struct ff_error *why)
+{
+    sigset_t all, before;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    int rc = pthread_create(&m->thread, NULL, monitor_loop, m);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return rc ? ff_error_set(why, rc, "start a thread: %s", strerror(rc)) : 0;
+}
+
 int monitor_start(const char *path, monitor_command command, void *opaque, struct monitor **out,
                   struct ff_error *why)
 {
-    struct monitor *m = xcalloc(1, sizeof(*m));
-    sigset_t all, before;
-
-    *m = (struct monitor){.path = xstrdup(path), .listen_fd = -1, .stop_fd = -1,
-                          .command = command, .opaque = opaque};
+    struct monitor *m = new_monitor(path, command, opaque);
     int rc = monitor_listen(m, why);
-    if (rc) {
-        free_monitor(m);
-        return rc;
-    }
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before);
-    rc = pthread_create(&m->thread, NULL, monitor_loop, m);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (rc) {
+
+    if (!rc && (rc = start_loop(m, why)))
         unlink(path);
+    if (rc)
         free_monitor(m);
-        return ff_error_set(why, rc, "start a thread: %s", strerror(rc));
-    }
-    *out = m;
-    return 0;
+    else
+        *out = m;
+    return rc;
+}
+
+int monitor_start_on(int fd, monitor_command command, void *opaque, struct monitor **out, struct ff_error *why)
+{
+    struct monitor *m = new_monitor(NULL, command, opaque);
+
+    fcntl(fd, F_SETFL, O_NONBLOCK);
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    m->stop_fd = eventfd(0, EFD_CLOEXEC);
+    int rc = m->stop_fd < 0 ? ff_error_set(why, errno, "monitor: %s", strerror(errno)) : 0;
+    add_client(m, fd);
+    if (!rc && !m->n)
+        rc = ff_error_set(why, EPIPE, "monitor: its client has gone");
+    if (!rc)
+        rc = start_loop(m, why);
+    if (rc)
+        free_monitor(m);
+    else
+        *out = m;
+    return rc;
 }
 
 bool monitor_has_clients(struct monitor *m)
@@ -216,6 +249,7 @@ void monitor_end(struct monitor *m)
     while (write(m->stop_fd, &one, sizeof(one)) < 0 && errno == EINTR)
         ;
     pthread_join(m->thread, NULL);
-    unlink(m->path);
+    if (m->path)
+        unlink(m->path);
     free_monitor(m);
 }

@@ -36,6 +36,9 @@ typedef int (*monitor_command)(void *opaque, const char *execute, const json_t *
 int monitor_start(const char *path, monitor_command command, void *opaque, struct monitor **out,
                   struct ff_error *why);
 
+/* Likewise for one client alone, which is connected: @fd, taken */
+int monitor_start_on(int fd, monitor_command command, void *opaque, struct monitor **out, struct ff_error *why);
+
 bool monitor_has_clients(struct monitor *m);
 
 /* What has come is answered; @path is removed. @m may be NULL */

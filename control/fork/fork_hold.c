@@ -119,6 +119,8 @@ static int ask_parent(struct fork *f, unsigned n, struct ff_error *why)
 
     free(f->first); /* children of other forks have touched pages since */
     f->first = NULL;
+    if (!rc)
+        rc = fork_attach(f, why);
     if (!rc && f->s.parent_pid != was)
         rc = ff_error_set(why, ESTALE, "the parent is another process");
     if (!rc)

@@ -29,9 +29,22 @@
 #define VM_LIMIT_MS 10000 /* an agent asks a QEMU for 5 s at most */
 #define VM_TURN_MS 50
 
+static void ask_stands(struct fork *f)
+{
+    FF_AUTO_JSON json_t *status = NULL;
+
+    if (!qmp_command(f->s.qmp, "query-status", NULL, &status, NULL))
+        f->s.parent_stood = json_is_false(json_object_get(status, "running"));
+}
+
 int fork_check_parent(struct fork *f, struct ff_error *why)
 {
-    int rc = session_check_parent(&f->s, why);
+    int rc = fork_attach(f, why);
+
+    if (!rc && f->attached)
+        ask_stands(f);
+    else if (!rc)
+        rc = session_check_parent(&f->s, why);
 
     if (!rc && !f->memory_bytes)
         rc = ff_error_set(why, EPROTO,
@@ -190,8 +203,6 @@ static void end_stand(struct fork *f, double answered_ms)
 
 int fork_export(struct fork *f, struct ff_error *why)
 {
-    FF_AUTO_JSON json_t *status = NULL;
-    struct ff_error none;
     bool keyed = any_keyed(f);
     int rc = keyed ? session_lend_key(&f->s, why) : 0;
 
@@ -200,8 +211,7 @@ int fork_export(struct fork *f, struct ff_error *why)
     if (rc)
         return rc;
     /* somebody may have stopped it since */
-    if (!qmp_command(f->s.qmp, "query-status", NULL, &status, &none))
-        f->s.parent_stood = json_is_false(json_object_get(status, "running"));
+    ask_stands(f);
     json_t *a = json_pack("{ss so}", "id", f->s.o.id, "targets", targets(f));
     json_t *actions = fork_disks_actions(f->disks);
 
@@ -218,6 +228,8 @@ int fork_export(struct fork *f, struct ff_error *why)
     f->export_ms = ff_now_exact_ms();
     rc = qmp_command(f->s.qmp, "x-farfork-export", a, &f->freeze, why);
     double answered_ms = ff_now_exact_ms();
+    if (rc == -EPIPE && f->attached)
+        fork_attach_lost(f);
     /* without an answer it may have forked all the same */
     f->exported = !rc || rc == -ECANCELED || rc == -ETIMEDOUT;
     if (keyed)
@@ -301,6 +313,8 @@ void fork_ask_export(struct fork *f, unsigned silent_ms)
 /* Whether it has; forked off the parent, it has what the parent had open, until it has closed it */
 static bool has_ended(pid_t holder)
 {
+    if (!holder)
+        return true; /* there is none any more */
     uint64_t start = process_start_time(holder), end = ff_now_ms() + COMMAND_LIMIT_MS;
 
     while (process_look(holder, start) != PROCESS_GONE && ff_now_ms() < end)

@@ -22,7 +22,7 @@
 
 #define ASK_LIMIT_MS 2000
 
-/* What a line of x-query-ramblock ends with: largest size, address, ro or rw; 0: none such */
+/* What a line of x-query-ramblock ends with: largest size, address, ro or rw; before 8.0 that size alone; 0: none such */
 static uint64_t block_bytes(const char *line, size_t len)
 {
     FF_AUTO_FREE char *text = xprintf("%.*s", (int)len, line);
@@ -33,8 +33,9 @@ static uint64_t block_bytes(const char *line, size_t len)
         last[1] = last[2];
         last[2] = w;
     }
-    uint64_t bytes = strtoull(last[0], &end, 16);
-    return !strncmp(last[0], "0x", 2) && !*end ? bytes : 0;
+    const char *size = strncmp(last[2], "0x", 2) ? last[0] : last[2];
+    uint64_t bytes = strtoull(size, &end, 16);
+    return !strncmp(size, "0x", 2) && !*end ? bytes : 0;
 }
 
 int fork_ask_memory(struct fork *f, struct ff_error *why)

@@ -437,7 +437,6 @@ def strange_parents(t):
                'query-rx-filter': {'return': []}, 'query-x-farfork-exports': {'return': []},
                'query-status': {'return': {'status': 'running', 'running': True}}}
     for replies, text in (
-            (none, 'has no x-farfork-export: start the parent with Farfork'),
             ({**none, 'query-commands': able}, 'names no memory'),
             ({'qmp_capabilities': 'end'}, 'has ended'),
             ({**none, **nothing, 'query-commands': able}, 'x-farfork-export: not today'),

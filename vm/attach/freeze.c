@@ -348,9 +348,9 @@ void freeze_drop(struct freeze *z)
     z->is_reaped = true;
 }
 
-void freeze_free(struct freeze *z)
+static void free_freeze(struct freeze *z)
 {
-    for (unsigned i = 0; z->work && i < z->n; i++) {
+    for (unsigned i = 0; i < z->n; i++) {
         ff_close_fd(&z->work[i].fd);
         free(z->work[i].numbers);
     }
@@ -360,9 +360,29 @@ void freeze_free(struct freeze *z)
     free(z);
 }
 
-int freeze_start(struct freeze *z, struct ff_error *err)
+int freeze_new(pid_t pid, const struct outside_block *b, unsigned n, struct freeze **out, struct ff_error *err)
 {
-    return ff_thread_start(&z->thread, freeze_main, z, "freeze", err);
+    struct freeze *z = xcalloc(1, sizeof(*z));
+
+    *z = (struct freeze){.pid = pid, .b = b, .n = n, .work = xcalloc(n + 1, sizeof(*z->work))};
+    pthread_mutex_init(&z->lock, NULL);
+    ff_cond_init(&z->changed);
+    for (unsigned i = 0; i < n; i++)
+        z->work[i].fd = -1;
+    int rc = freeze_look(z, err);
+    if (!rc)
+        rc = way_find(pid, &z->how.way, err);
+    if (!rc)
+        rc = ff_thread_start(&z->thread, freeze_main, z, "freeze", err);
+    if (rc) {
+        free_freeze(z);
+        return rc;
+    }
+    if ((rc = freeze_prepare(z, err)))
+        freeze_end(z);
+    else
+        *out = z;
+    return rc;
 }
 
 void freeze_end(struct freeze *z)
@@ -378,5 +398,5 @@ void freeze_end(struct freeze *z)
     pthread_cond_broadcast(&z->changed);
     pthread_mutex_unlock(&z->lock);
     pthread_join(z->thread, NULL);
-    freeze_free(z);
+    free_freeze(z);
 }

@@ -15,7 +15,6 @@
 
 #include "cleanup.h"
 #include "freeze_private.h"
-#include "thread.h"
 #include "xalloc.h"
 
 #define ALIGN_MAX (1ull << 30) /* what an entry of page tables that moves whole is aligned to */
@@ -212,34 +211,18 @@ void freeze_unprepare(struct freeze *z)
     z->is_prepared = false;
 }
 
-int freeze_new(pid_t pid, const struct outside_block *b, unsigned n, struct freeze **out, struct ff_error *err)
+int freeze_look(struct freeze *z, struct ff_error *err)
 {
-    struct freeze *z = xcalloc(1, sizeof(*z));
     int rc = 0;
 
-    *z = (struct freeze){.pid = pid, .b = b, .n = n, .work = xcalloc(n + 1, sizeof(*z->work))};
-    pthread_mutex_init(&z->lock, NULL);
-    ff_cond_init(&z->changed);
-    for (unsigned i = 0; i < n; i++)
-        z->work[i].fd = -1;
-    for (unsigned i = 0; i < n && !rc; i++)
+    for (unsigned i = 0; i < z->n && !rc; i++)
         rc = look_at_block(z, i, err);
     if (!rc)
         rc = look_at_descriptors(z, err);
-    if (!rc)
-        rc = check_pinned(z, err);
-    if (!rc)
-        rc = way_find(pid, &z->how.way, err);
-    if (!rc)
-        rc = freeze_start(z, err);
-    if (rc) {
-        freeze_free(z);
-        return rc;
-    }
-    if ((rc = inject_run(pid, z->how.filters, prepare_there, z, err))) {
-        freeze_end(z);
-        return rc;
-    }
-    *out = z;
-    return 0;
+    return rc ? rc : check_pinned(z, err);
+}
+
+int freeze_prepare(struct freeze *z, struct ff_error *err)
+{
+    return inject_run(z->pid, z->how.filters, prepare_there, z, err);
 }

@@ -49,12 +49,11 @@ struct freeze {
     bool is_prepared, is_taken, is_left, is_reaped;
 };
 
-/* --- freeze.c --- */
-
-int freeze_start(struct freeze *z, struct ff_error *err);
-void freeze_free(struct freeze *z);
-
 /* --- freeze_prepare.c --- */
+
+/* Refuse what must not be frozen; then make ready there, of which freeze_unprepare() leaves nothing */
+int freeze_look(struct freeze *z, struct ff_error *err);
+int freeze_prepare(struct freeze *z, struct ff_error *err);
 
 /* What is there for the freeze alone, but for page tables that moved away */
 void freeze_unprepare(struct freeze *z);

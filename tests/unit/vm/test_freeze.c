@@ -225,7 +225,7 @@ static void test_goes_on(bool anonymous, bool file)
     uint64_t *first, *second;
 
     start(&g, anonymous, file);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 2; i++) {
         struct freeze *z = frozen(&g, &first), *more;
 
         wait_turns(&g, 3);
@@ -339,7 +339,7 @@ static void test_is_killed(void **state)
     struct guest g;
 
     start(&g, true, true);
-    for (unsigned i = 0; i < 60; i++) {
+    for (unsigned i = 0; i < 40; i++) {
         int status;
         pid_t who = fork();
 

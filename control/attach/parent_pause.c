@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * parent_pause.c - the guest that is forked stands still for a moment: its devices' state, its disks, its memory; see parent.h
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "autojson.h"
+#include "device_state.h"
+#include "failpoint.h"
+#include "guest_page.h"
+#include "movable.h"
+#include "parent_private.h"
+#include "settle.h"
+
+#define MACHINE_END "-machine"
+#define SETTLE_MS 5000
+#define RUN_STATE "\vglobalstate" /* its section, from the length of its name on */
+#define RUN_STATE_BEFORE 12u      /* instance, version, size */
+#define RUN_STATE_BYTES 100u
+
+/* --- before --- */
+
+static int ask_status(struct parent *p, char status[32], bool *running, struct ff_error *why)
+{
+    FF_AUTO_JSON json_t *s = NULL;
+    int rc = qmp_command(p->q, "query-status", NULL, &s, why);
+
+    if (rc)
+        return rc;
+    snprintf(status, 32, "%s", text_of(s, "status"));
+    *running = json_is_true(json_object_get(s, "running"));
+    return 0;
+}
+
+/* As a QEMU with the patches calls its machine: children compare it */
+static int ask_config(struct parent *p, struct ff_error *why)
+{
+    FF_AUTO_JSON json_t *type = NULL, *target = NULL;
+    unsigned bits = 0;
+    int rc = qmp_command(p->q, "qom-get", json_pack("{ss ss}", "path", "/machine", "property", "type"), &type, why);
+
+    if (!rc)
+        rc = qmp_command(p->q, "query-target", NULL, &target, why);
+    if (!rc)
+        rc = guest_page_bits(p->q, &bits, why);
+    if (rc)
+        return rc;
+    const char *machine = json_is_string(type) ? json_string_value(type) : "";
+    const size_t len = strlen(machine), end = strlen(MACHINE_END);
+    if (len <= end || strcmp(machine + len - end, MACHINE_END))
+        return ff_error_set(why, EPROTO, "QEMU: its machine has the type '%s' (want NAME-machine)", machine);
+    free(p->config);
+    p->config = xprintf("%.*s, %s, page size %u", (int)(len - end), machine, text_of(target, "arch"), 1u << bits);
+    return 0;
+}
+
+int parent_look(struct parent *p, struct ff_error *why)
+{
+    char status[32];
+    int rc = outside_may(p->pid, true, why);
+
+    if (!rc)
+        rc = ask_status(p, status, &p->was_running, why);
+    if (!rc && !p->was_running && strcmp(status, "paused") && strcmp(status, "prelaunch"))
+        rc = ff_error_set(why, EINVAL, "cannot export a guest in state '%s'", status);
+    return rc ? rc : movable_check(p->q, why);
+}
+
+int parent_get_ready(struct parent *p, struct ff_error *why)
+{
+    int rc = parent_look(p, why);
+
+    if (!rc)
+        rc = ask_config(p, why);
+    if (!rc)
+        rc = outside_list(p->q, &p->blocks, &p->n_blocks, why);
+    if (!rc)
+        rc = outside_place(p->q, p->pid, p->blocks, p->n_blocks, why);
+    return rc ? rc : freeze_new(p->pid, p->blocks, p->n_blocks, &p->freeze, why);
+}
+
+/* --- the pause --- */
+
+/* Another monitor may have let it run, or reset it, since its state was looked at last */
+static int check_untouched(struct parent *p, struct ff_error *why)
+{
+    static const char *const changes[] = {"RESUME", "RESET", "DEVICE_DELETED"};
+    char seen[32] = "";
+
+    qmp_drain(p->q);
+    for (json_t *e; (e = qmp_take_event(p->q)); json_decref(e))
+        for (size_t i = 0; i < FF_ARRAY_LEN(changes); i++)
+            if (!strcmp(text_of(e, "event"), changes[i]))
+                snprintf(seen, sizeof(seen), "%s", changes[i]);
+    return *seen ? ff_error_set(why, EBUSY, "QEMU: event %s while its state was saved, by another monitor: fork it again",
+                                seen) : 0;
+}
+
+static int check_same_blocks(struct parent *p, struct ff_error *why)
+{
+    FF_AUTO_FREE struct outside_block *now = NULL;
+    unsigned n = 0;
+    int rc = outside_list(p->q, &now, &n, why);
+    bool same = n == p->n_blocks;
+
+    for (unsigned i = 0; !rc && same && i < n; i++)
+        same = !strcmp(now[i].name, p->blocks[i].name) && now[i].len_bytes == p->blocks[i].len_bytes &&
+               (!now[i].hva || now[i].hva == p->blocks[i].hva);
+    return rc || same ? rc : ff_error_set(why, EAGAIN, "QEMU: memory was plugged or unplugged in between: try again");
+}
+
+/* The command saves "running" of every guest: the children of one that stood still are to stand still */
+static int say_paused(struct parent *p, struct ff_error *why)
+{
+    static const char name[] = RUN_STATE, running[] = "running", paused[RUN_STATE_BYTES] = "paused";
+    const size_t head = sizeof(name) - 1 + RUN_STATE_BEFORE;
+    uint8_t *at = memmem(p->state, p->state_len, name, sizeof(name) - 1);
+    uint8_t *end = p->state + p->state_len;
+
+    if (!at || (size_t)(end - at) < head + RUN_STATE_BYTES || memcmp(at + head, running, sizeof(running)) ||
+        memmem(at + 1, (size_t)(end - at) - 1, name, sizeof(name) - 1))
+        return ff_error_set(why, EPROTO, "QEMU: the state of its devices does not say whether its guest ran: let the guest "
+                            "run (cont), and fork it then");
+    memcpy(at + head, paused, sizeof(paused));
+    at[head - 1] = (uint8_t)strlen("paused") + 1; /* of a number in 4 bytes */
+    return 0;
+}
+
+static uint64_t parent_lap(uint64_t *since)
+{
+    const uint64_t before = *since;
+
+    *since = ff_now_ns();
+    return *since - before;
+}
+
+static int take_memory(struct parent *p, struct ff_error *why)
+{
+    int rc = freeze_hold(p->freeze, why); /* nobody's input changes memory any more */
+
+    if (!rc)
+        rc = check_untouched(p, why);
+    if (!rc && ff_failpoint("attach.state"))
+        rc = ff_error_set(why, EIO, "attach: injected");
+    if (!rc)
+        rc = freeze_take(p->freeze, why);
+    freeze_go(p->freeze);
+    return rc;
+}
+
+/* It is stopped */
+static int freeze_all(struct parent *p, const json_t *actions, uint64_t *t, struct ff_error *why)
+{
+    int rc = check_same_blocks(p, why);
+
+    if (!rc && actions) /* what a device has begun is on the disk that is frozen */
+        rc = settle_devices(p->q, SETTLE_MS, why);
+    p->times.stop = parent_lap(t);
+    if (!rc && actions)
+        rc = qmp_command(p->q, "transaction", json_pack("{sO}", "actions", actions), NULL, why);
+    p->times.actions = parent_lap(t);
+    if (!rc)
+        rc = device_state_save(p->q, false, &p->state, &p->state_len, why);
+    p->times.state = parent_lap(t);
+    if (!rc)
+        rc = take_memory(p, why);
+    p->times.fork = parent_lap(t);
+    return rc;
+}
+
+/* As it was before; @rc of the export */
+static int go_on(struct parent *p, int rc, struct ff_error *why)
+{
+    struct ff_error again = {0};
+    int back = p->was_running && (rc || !p->template) ? qmp_command(p->q, "cont", NULL, NULL, &again) : 0;
+
+    if (!back)
+        return rc;
+    return rc ? ff_error_context(why, "the guest stands still, and `cont` failed: %s", again.text)
+              : ff_error_set(why, again.code, "the guest stands still: `cont` failed: %s", again.text);
+}
+
+int parent_pause(struct parent *p, const json_t *actions, struct ff_error *why)
+{
+    for (json_t *e; (e = qmp_take_event(p->q)); json_decref(e))
+        continue;
+    const uint64_t start = ff_now_ns();
+    uint64_t t = start;
+    int rc = p->was_running ? qmp_command(p->q, "stop", NULL, NULL, why) : 0;
+    if (!rc)
+        rc = freeze_all(p, actions, &t, why);
+    rc = go_on(p, rc, why);
+    p->times.pause = ff_now_ns() - start;
+    if (!rc && !p->was_running)
+        rc = say_paused(p, why);
+    return rc ? rc : freeze_tidy(p->freeze, why);
+}

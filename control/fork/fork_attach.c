@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * fork_attach.c - a parent whose QEMU cannot fork itself: a process beside it does
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      any QEMU's guest is forked by the commands of Farfork's own: `farfork attach --parent` answers them, and carries
+ *              all others to the QEMU. So its connection takes the place of the parent's, and nothing else here knows of it.
+ * Failure      where that process ends while the guest stands still, nobody but this one says `cont`. Where this one ends, that
+ *              process goes on by itself, and so does the guest.
+ * Limits       no events of the parent's come through. Not for a domain of libvirt's.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "autojson.h"
+#include "fork.h"
+#include "process.h"
+
+#define BACK_LIMIT_MS 10000
+
+static int start_beside(struct fork *f, int *sock, struct ff_error *why)
+{
+    FF_AUTO_CLOSE int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    char *const argv[] = {(char *)f->s.o.agent, "attach", "--parent", "--qmp", (char *)f->s.o.parent_path, NULL};
+    int ends[2];
+    pid_t pid;
+
+    if (null < 0 || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends))
+        return ff_error_set(why, errno, "attach to the parent: %s", strerror(errno));
+    const struct ff_process program = {.argv = argv, .fds = (int[]){ends[1], null, null}};
+    int rc = ff_process_exec(&program, &pid, NULL, why);
+    close(ends[1]);
+    if (rc)
+        close(ends[0]);
+    else
+        *sock = ends[0];
+    return rc;
+}
+
+static int switch_to(struct fork *f, struct ff_error *why)
+{
+    struct qmp *beside;
+    int sock = -1, rc = start_beside(f, &sock, why);
+
+    if (!rc)
+        rc = qmp_on(sock, f->s.qmp, &beside, why);
+    if (rc)
+        return ff_error_context(why, "%s attach --parent", f->s.o.agent);
+    qmp_replace(f->s.qmp, beside);
+    f->attached = true;
+    return qmp_command(f->s.qmp, "x-farfork-look", NULL, NULL, why);
+}
+
+int fork_attach(struct fork *f, struct ff_error *why)
+{
+    FF_AUTO_JSON json_t *list = NULL;
+    int rc = qmp_command(f->s.qmp, "query-commands", NULL, &list, why);
+
+    f->attached = false;
+    if (rc || f->s.o.books || json_find(list, "name", "x-farfork-export"))
+        return rc;
+    if (!f->s.o.qemu) /* children would be of the parent's own program */
+        return ff_error_set(why, ENOTSUP, "%s: this QEMU has no x-farfork-export: it can be forked all the same, but its "
+                            "children need Farfork's QEMU: name that by --qemu, or start the parent with it",
+                            f->s.o.parent_path);
+    return switch_to(f, why);
+}
+
+void fork_attach_lost(struct fork *f)
+{
+    FF_AUTO_JSON json_t *status = NULL;
+    struct ff_error why;
+    struct qmp *again;
+
+    f->attached = false;
+    int rc = qmp_connect_in_turn(f->s.o.parent_path, -1, BACK_LIMIT_MS, NULL, NULL, &again, &why);
+    if (!rc) {
+        qmp_replace(f->s.qmp, again);
+        rc = qmp_command(f->s.qmp, "query-status", NULL, &status, &why);
+    }
+    if (!rc && !f->s.parent_stood && !strcmp(text_of(status, "status"), "paused"))
+        rc = qmp_command(f->s.qmp, "cont", NULL, NULL, &why);
+    if (rc)
+        session_note(&f->s, "the parent stands still, perhaps: let it go on (QMP cont): %s", why.text);
+}

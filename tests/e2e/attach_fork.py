@@ -1,0 +1,184 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""attach_fork.py - vmclone of a guest whose QEMU is Debian's own, by a process beside it; limit: 240 s
+
+Parent and children go on with the ledger of the fork, whatever fails, and whoever is killed.
+"""
+import os
+import signal
+import time
+
+import common
+from attaching import Parent, cmdline
+from common import QEMU, Failed, status, wait_for
+from forked import ELSEWHERE, SLOW, TWO_HOSTS, Child, Clone, check_result, kill, say_phases, snapshot
+from stocks import OLDEST
+
+LOAD = 'report_ms=400 sweep=1'
+MIB = 48                        # too much to be handed over
+THERE = ('--qemu', QEMU)        # children are Farfork's, of the same machine
+
+
+def parent(t, memory, **more):
+    if memory == 'hugetlb':
+        t.reserve_huge(4 * MIB)
+    return Parent(t, t.best_accel(), memory, stock=OLDEST, machine='pc-i440fx-7.2', mem_mib=MIB, load=LOAD, **more)
+
+
+def frozen_of(pid):
+    """Processes that hold memory of this one."""
+    found = []
+    for name in os.listdir('/proc'):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f'/proc/{name}/stat', encoding='ascii', errors='replace') as f:
+                head, rest = f.read().rsplit(')', 1)
+        except OSError:
+            continue
+        if head.endswith('(farfork-frozen') and int(rest.split()[1]) == pid:
+            found.append((int(name), rest.split()[0]))
+    return found
+
+
+def check_goes_on(a):
+    if status(a) != 'running':
+        raise Failed(f'the parent is {status(a)}')
+    common.check_ledger(a, sweeps=1)
+
+
+def forked(t, a, n, *args, name='f', **more):
+    before = snapshot(a)
+    with Clone(t, a, n, *THERE, *args, name=name, **more) as c:
+        try:
+            check_result(c, 0, {'complete': n})
+            say_phases(c)
+            for k in [Child(row, a) for row in c.children]:
+                k.check(before)
+        finally:
+            kill(c.base, name)
+    check_goes_on(a)
+    wait_for('the end of the copy', 10, lambda: not frozen_of(a.proc.pid))
+    return c
+
+
+def twice(t, memory, *args, **more):
+    """A second fork of one parent, to a host that is another."""
+    with parent(t, memory) as a:
+        a.start_load()
+        c = forked(t, a, 1, *args, **more)
+        if bool(sum(h['lent_bytes'] for h in c.result['hosts'])) != (memory == 'memfd'):
+            raise Failed(f'lent: {c.result["hosts"]}')
+        forked(t, a, 1, *ELSEWHERE, hosts=TWO_HOSTS[:1], name='again')
+
+
+def beside(a):
+    """The process that vmclone has started beside this QEMU."""
+    return next(int(pid) for pid in os.listdir('/proc') if pid.isdigit()
+                and f'attach\0--parent\0--qmp\0{a.second}' in cmdline(pid))
+
+
+def fails(t, memory, faults, text):
+    """Nothing is left, and it can be forked again."""
+    with parent(t, memory) as a:
+        a.start_load()
+        with Clone(t, a, 1, *THERE, faults=faults) as c:
+            check_result(c, 3, {'failed': 1})
+            if text not in str(c.result):
+                raise Failed(f'{c.result}')
+        check_goes_on(a)
+        forked(t, a, 1, name='again')
+
+
+def stopped(a):
+    """For longer than a system call takes that is made in it."""
+    for _ in range(5):
+        with open(f'/proc/{a.proc.pid}/stat', encoding='ascii') as f:
+            if f.read().rsplit(')', 1)[1].split()[0] != 't':
+                return False
+        time.sleep(0.02)
+    return True
+
+
+def killed_in_pause(t, who):
+    """The process beside it, or vmclone, is killed while the guest stands still."""
+    with parent(t, 'anon') as a:
+        a.start_load()
+        with Clone(t, a, 1, *THERE, faults='attach.state=delay:1500000') as c:
+            wait_for('the pause', 20, lambda: stopped(a))
+            os.kill(c.proc.pid if who == 'vmclone' else beside(a), signal.SIGKILL)
+            wait_for('the guest goes on', 20, lambda: not stopped(a) and status(a) == 'running')
+            if who != 'vmclone':
+                check_result(c, 3, {'failed': 1})
+            else:
+                c.proc.communicate(timeout=30)
+        wait_for('the end of the copy', 20, lambda: not [x for x in frozen_of(a.proc.pid) if x[1] != 'Z'])
+        check_goes_on(a)
+        forked(t, a, 1, name='again')
+
+
+def killed_later(t):
+    """Children that miss memory end; the parent does not notice."""
+    with parent(t, 'anon') as a:
+        a.start_load()
+        with Clone(t, a, 1, *THERE, *ELSEWHERE, '--options', 'reconnect=0', hosts=TWO_HOSTS[:1], faults=SLOW) as c:
+            wait_for('the copy', 20, lambda: frozen_of(a.proc.pid))
+            os.kill(beside(a), signal.SIGKILL)
+            c.end()
+            if any(row['state'] == 'complete' for row in c.children):
+                raise Failed(f'{c.children}')
+        wait_for('the end of the copy', 10, lambda: not [x for x in frozen_of(a.proc.pid) if x[1] != 'Z'])
+        check_goes_on(a)
+
+
+def stood(t):
+    """The children of a guest that stands still do, too; and it stays so."""
+    with parent(t, 'memfd') as a:
+        a.start_load()
+        a.qmp('stop')
+        with Clone(t, a, 1, *THERE) as c:
+            check_result(c, 0, {'complete': 1})
+            if status(a) != 'paused' or 'do not' not in str(c.result['notes']):
+                raise Failed(f'{status(a)}, {c.result["notes"]}')
+        a.qmp('cont')
+        check_goes_on(a)
+
+
+def balloon(t):
+    """It may punch no hole in a file that children read."""
+    with parent(t, 'memfd', devices=('-device', 'virtio-balloon-pci')) as a:
+        a.start_load()
+        before = snapshot(a)
+        with Clone(t, a, 1, *THERE) as c:
+            check_result(c, 0, {'complete': 1})
+            Child(c.children[0], a).check(before)
+        check_goes_on(a)
+
+
+def refused(t):
+    with parent(t, 'anon') as a:
+        with Clone(t, a, 1) as c:
+            check_result(c, 3, {'failed': 1})
+            if 'name that by --qemu' not in c.result['error']:
+                raise Failed(c.result['error'])
+        if status(a) != 'running':
+            raise Failed(f'the parent is {status(a)}')
+
+
+def run(t):
+    for name, case in (
+            ('anonymous memory, twice', lambda: twice(t, 'anon')),
+            ('memfd, twice', lambda: twice(t, 'memfd')),
+            ('the fork fails', lambda: fails(t, 'memfd', 'attach.state=fail@1', 'injected')),
+            ('the process beside it is killed in the pause', lambda: killed_in_pause(t, 'beside')),
+            ('vmclone is killed in the pause', lambda: killed_in_pause(t, 'vmclone')),
+            ('the process beside it is killed while it serves', lambda: killed_later(t)),
+            ('a guest that stands still', lambda: stood(t)),
+            ('refused', lambda: refused(t)),
+            ('a balloon', lambda: balloon(t))):
+        with t.case(name):
+            case()
+
+
+if __name__ == '__main__':
+    common.main(run, limit_s=240)
