@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "alone.h"
 #include "autojson.h"
 #include "failpoint.h"
 #include "monitor.h"
@@ -19,6 +20,7 @@
 
 #define QMP_LIMIT_MS 60000
 #define TURN_MS 20
+#define SWEEP_AFTER_MS 2000
 
 static int reach_qemu(struct parent *p, struct ff_error *why)
 {
@@ -48,8 +50,11 @@ static int export_guest(struct parent *p, const json_t *a, struct ff_error *why)
 {
     p->id = xstrdup(text_of(a, "id"));
     p->template = json_is_true(json_object_get(a, "template"));
+    FF_AUTO_CLOSE int alone = -1; /* from here on nobody moves it */
     int rc = parent_take_targets(p, json_object_get(a, "targets"), why);
 
+    if (!rc)
+        rc = alone_begin(p->pid, &alone, why);
     if (!rc)
         rc = parent_get_ready(p, why);
     if (!rc)
@@ -150,8 +155,9 @@ int parent_run(const char *qmp)
         fprintf(stderr, "farfork attach: %s\n", *why.text ? why.text : strerror(errno));
         return 3;
     }
-    while (monitor_has_clients(m))
-        poll(NULL, 0, TURN_MS);
+    for (unsigned turns = 0; monitor_has_clients(m); poll(NULL, 0, TURN_MS))
+        if (atomic_load(&p.exported) && ++turns == SWEEP_AFTER_MS / TURN_MS)
+            freeze_sweep(p.freeze); /* children start just now */
     monitor_end(m);
     qmp_free(p.q); /* others may be its client */
     p.q = NULL;

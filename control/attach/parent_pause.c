@@ -78,6 +78,8 @@ int parent_get_ready(struct parent *p, struct ff_error *why)
         rc = outside_list(p->q, &p->blocks, &p->n_blocks, why);
     if (!rc)
         rc = outside_place(p->q, p->pid, p->blocks, p->n_blocks, why);
+    if (!rc)
+        rc = outside_check_whole(p->pid, p->blocks, p->n_blocks, why);
     return rc ? rc : freeze_new(p->pid, p->blocks, p->n_blocks, &p->freeze, why);
 }
 

@@ -25,7 +25,7 @@
  *                 that would punch a hole in it is refused that by the kernel. The file is sealed where it may be.
  *              4. What may be wanting, such as huge pages, is wanting in (1).
  * Failure      the copy is ended, and the process goes on. Memory that was remapped stays so, which changes nothing.
- * Limits       x86-64. The policy of NUMA nodes of a shared file does not go over to its private view.
+ * Limits       x86-64. Where this process was killed, what remains of the copy is the other's zombie until that ends. The policy of NUMA nodes of a shared file does not go over to its private view.
  * Sources      ptrace(2), mremap(2), memfd_create(2)
  */
 #include <errno.h>
@@ -298,7 +298,10 @@ static void unmap_away(struct freeze *z, struct freeze_work *k)
     for (uint64_t done = 0; k->away && done < k->len; done += piece) {
         struct piece p = {k->away + done, FF_MIN(piece, k->len - done)};
 
-        if (inject_run(z->pid, z->how.filters, unmap_there, &p, NULL))
+        pthread_mutex_lock(&z->there);
+        int rc = inject_run(z->pid, z->how.filters, unmap_there, &p, NULL);
+        pthread_mutex_unlock(&z->there);
+        if (rc)
             break;
         if (done + piece < k->len)
             nanosleep(&(struct timespec){.tv_nsec = 1000L * UNMAP_PAUSE_US}, NULL);
@@ -311,10 +314,16 @@ int freeze_tidy(struct freeze *z, struct ff_error *err)
     int rc = z->is_taken && !z->is_left ? run_job(z, leave_job, err) : 0;
 
     z->is_left = true;
+    pthread_mutex_lock(&z->there);
     freeze_unprepare(z);
+    pthread_mutex_unlock(&z->there);
+    return rc;
+}
+
+void freeze_sweep(struct freeze *z)
+{
     for (unsigned i = 0; i < z->n; i++)
         unmap_away(z, &z->work[i]);
-    return rc;
 }
 
 struct freeze_image freeze_image(const struct freeze *z, unsigned i)
@@ -344,7 +353,9 @@ void freeze_drop(struct freeze *z)
     if (!z->copy || z->is_reaped)
         return;
     run_job(z, drop_job, NULL);
+    pthread_mutex_lock(&z->there);
     inject_run(z->pid, z->how.filters, reap_there, z, NULL);
+    pthread_mutex_unlock(&z->there);
     z->is_reaped = true;
 }
 
@@ -357,6 +368,7 @@ static void free_freeze(struct freeze *z)
     free(z->work);
     pthread_cond_destroy(&z->changed);
     pthread_mutex_destroy(&z->lock);
+    pthread_mutex_destroy(&z->there);
     free(z);
 }
 
@@ -366,6 +378,7 @@ int freeze_new(pid_t pid, const struct outside_block *b, unsigned n, struct free
 
     *z = (struct freeze){.pid = pid, .b = b, .n = n, .work = xcalloc(n + 1, sizeof(*z->work))};
     pthread_mutex_init(&z->lock, NULL);
+    pthread_mutex_init(&z->there, NULL);
     ff_cond_init(&z->changed);
     for (unsigned i = 0; i < n; i++)
         z->work[i].fd = -1;
@@ -393,6 +406,7 @@ void freeze_end(struct freeze *z)
     z->is_left = true;
     freeze_drop(z);
     freeze_tidy(z, NULL);
+    freeze_sweep(z);
     pthread_mutex_lock(&z->lock);
     z->over = true;
     pthread_cond_broadcast(&z->changed);

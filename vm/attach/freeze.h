@@ -52,8 +52,10 @@ struct freeze_image freeze_image(const struct freeze *z, unsigned i);
 pid_t freeze_pid(const struct freeze *z);
 
 /* Once the process goes on: what it had open and mapped for others is closed in the copy; and what is there for the freeze
- * alone goes. Takes a while, bit by bit */
+ * alone goes, but for page tables that were moved away. Those are freeze_sweep()'s, bit by bit: 50 ms a GiB, in which who wants
+ * memory mapped there waits for each bit. Nothing is gained by haste: any thread, later */
 int freeze_tidy(struct freeze *z, struct ff_error *err);
+void freeze_sweep(struct freeze *z);
 
 /* The copy ends: what is not in files is gone */
 void freeze_drop(struct freeze *z);

@@ -34,6 +34,7 @@ struct freeze {
     struct freeze_work *work;
     struct inject_how how;
     pthread_t thread;
+    pthread_mutex_t there;    /* one call at a time in a process that goes on */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     freeze_job *job;          /* for the thread, under @lock; NULL: none */
