@@ -151,7 +151,7 @@ static int check_netdevs(struct qmp *q, struct ff_error *err)
     return rc;
 }
 
-static int check_exports(struct qmp *q, struct ff_error *err)
+static int check_readers_alone(struct qmp *q, struct ff_error *err)
 {
     FF_AUTO_JSON json_t *exports = NULL, *graph = NULL;
     int rc = qmp_command(q, "query-block-exports", NULL, &exports, err);
@@ -172,7 +172,7 @@ static int check_exports(struct qmp *q, struct ff_error *err)
     return rc;
 }
 
-static int check_jobs(struct qmp *q, struct ff_error *err)
+static int check_no_jobs(struct qmp *q, struct ff_error *err)
 {
     FF_AUTO_JSON json_t *jobs = NULL;
     int rc = qmp_command(q, "query-jobs", NULL, &jobs, err);
@@ -201,6 +201,6 @@ int movable_check(struct qmp *q, struct ff_error *err)
     if (!rc)
         rc = check_netdevs(q, err);
     if (!rc)
-        rc = check_jobs(q, err);
-    return rc ? rc : check_exports(q, err);
+        rc = check_no_jobs(q, err);
+    return rc ? rc : check_readers_alone(q, err);
 }
