@@ -10,13 +10,13 @@ import time
 
 import common
 from attaching import Parent, cmdline
-from common import QEMU, Failed, status, wait_for
+from common import Failed, status, wait_for
 from forked import ELSEWHERE, SLOW, TWO_HOSTS, Child, Clone, check_result, kill, say_phases, snapshot
-from stocks import OLDEST
+from stocks import OLDEST, qemu_of
 
 LOAD = 'report_ms=400 sweep=1'
 MIB = 48                        # too much to be handed over
-THERE = ('--qemu', QEMU)        # children are Farfork's, of the same machine
+THERE = ('--qemu', qemu_of(OLDEST))   # of parent and children
 
 
 def parent(t, memory, **more):
