@@ -416,16 +416,18 @@ static bool receive_bytes(struct tcp_queue *q)
 }
 
 /* With a small window data comes in small segments: be woken for many of them at once. It is only
- * waited for what the peer has begun to send. Not sealed: a part of that may have left the socket. */
+ * waited for what the peer has begun to send. Sealed: a frame is of use when all of it is here. */
 static void set_lowat(struct tcp_queue *q)
 {
     const struct runs *d = &q->rx.data;
     size_t want = 0;
 
-    if (q->pace.window && q->rx.in_data && !q->seal)
+    if (q->seal)
+        want = q->kind == FF_QUEUE_PREFILL ? tcp_seal_lacks(q->seal) : 0;
+    else if (q->pace.window && q->rx.in_data)
         for (unsigned i = d->at; i < d->n && want < PREFILL_LOWAT; i++)
             want += d->iov[i].iov_len;
-    want = want > RX_BUF ? FF_MIN(want, (size_t)PREFILL_LOWAT) : 1;
+    want = want > RX_BUF || q->seal ? FF_MAX(FF_MIN(want, (size_t)PREFILL_LOWAT), 1u) : 1;
     if (want == q->lowat)
         return;
     q->lowat = want;

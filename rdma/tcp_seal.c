@@ -204,6 +204,16 @@ ssize_t tcp_seal_recv(struct tcp_seal *s, int fd, const struct msghdr *msg, bool
     }
 }
 
+uint32_t tcp_seal_lacks(const struct tcp_seal *s)
+{
+    const uint32_t have = s->in_end - s->in_pos;
+    uint32_t len;
+
+    if (have < TCP_SEALED_HEAD_LEN || tcp_seal_decode(s->in + s->in_pos, TCP_SEALED_MAX, &len, NULL))
+        return 0;
+    return have < len + OVER ? len + OVER - have : 0;
+}
+
 bool tcp_seal_more(const struct tcp_seal *s)
 {
     return s->in_pos < s->in_end;

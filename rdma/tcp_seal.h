@@ -58,4 +58,7 @@ ssize_t tcp_seal_recv(struct tcp_seal *s, int fd, const struct msghdr *msg, bool
 /* Has it read ahead? poll(2) does not see that */
 bool tcp_seal_more(const struct tcp_seal *s);
 
+/* So many bytes that the peer has begun to send are still to come before a frame can be opened; 0: not known */
+uint32_t tcp_seal_lacks(const struct tcp_seal *s);
+
 #endif
