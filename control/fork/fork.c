@@ -317,7 +317,7 @@ static void fork_agent_options(const struct session *s, const struct host *h, st
     if (f->o->hold)
         strv_add(w, "--background");
     /* one alone has nobody to share with; a script looks at its arguments, perhaps */
-    if (!s->o.qemu && host_vms(s, h) > 1) {
+    if (!s->o.qemu && !f->attached && host_vms(s, h) > 1) {
         strv_add(w, "--fork-server");
         strv_add(w, "%s", s->parent_exe);
     }

@@ -54,6 +54,7 @@ static int switch_to(struct fork *f, struct ff_error *why)
         return ff_error_context(why, "%s attach --parent", f->s.o.agent);
     qmp_replace(f->s.qmp, beside);
     f->attached = true;
+    f->s.o.unconfined = true; /* agents watch their children by ptrace(2) */
     return qmp_command(f->s.qmp, "x-farfork-look", NULL, NULL, why);
 }
 
@@ -65,10 +66,6 @@ int fork_attach(struct fork *f, struct ff_error *why)
     f->attached = false;
     if (rc || f->s.o.books || json_find(list, "name", "x-farfork-export"))
         return rc;
-    if (!f->s.o.qemu) /* children would be of the parent's own program */
-        return ff_error_set(why, ENOTSUP, "%s: this QEMU has no x-farfork-export: it can be forked all the same, but its "
-                            "children need Farfork's QEMU: name that by --qemu, or start the parent with it",
-                            f->s.o.parent_path);
     return switch_to(f, why);
 }
 

@@ -12,7 +12,7 @@ import common
 from attaching import Parent, cmdline
 from common import Failed, status, wait_for
 from forked import ELSEWHERE, SLOW, TWO_HOSTS, Child, Clone, check_result, kill, say_phases, snapshot
-from stocks import OLDEST, qemu_of
+from stocks import OLDEST, installed, qemu_of
 
 LOAD = 'report_ms=400 sweep=1'
 MIB = 48                        # too much to be handed over
@@ -47,9 +47,9 @@ def check_goes_on(a):
     common.check_ledger(a, sweeps=1)
 
 
-def forked(t, a, n, *args, name='f', **more):
+def forked(t, a, n, *args, name='f', there=THERE, **more):
     before = snapshot(a)
-    with Clone(t, a, n, *THERE, *args, name=name, **more) as c:
+    with Clone(t, a, n, *there, *args, name=name, **more) as c:
         try:
             check_result(c, 0, {'complete': n})
             say_phases(c)
@@ -155,14 +155,12 @@ def balloon(t):
         check_goes_on(a)
 
 
-def refused(t):
-    with parent(t, 'anon') as a:
-        with Clone(t, a, 1) as c:
-            check_result(c, 3, {'failed': 1})
-            if 'name that by --qemu' not in c.result['error']:
-                raise Failed(c.result['error'])
-        if status(a) != 'running':
-            raise Failed(f'the parent is {status(a)}')
+def its_own(t):
+    """Without --qemu children are of the program that the parent runs."""
+    qemu, options, env = installed(OLDEST)
+    with parent(t, 'anon', qemu=qemu, devices=options, env=env) as a:
+        a.start_load()
+        forked(t, a, 2, there=(), environ=env)
 
 
 def run(t):
@@ -174,7 +172,7 @@ def run(t):
             ('vmclone is killed in the pause', lambda: killed_in_pause(t, 'vmclone')),
             ('the process beside it is killed while it serves', lambda: killed_later(t)),
             ('a guest that stands still', lambda: stood(t)),
-            ('refused', lambda: refused(t)),
+            ('children of its own program', lambda: its_own(t)),
             ('a balloon', lambda: balloon(t))):
         with t.case(name):
             case()

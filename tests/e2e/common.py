@@ -271,11 +271,11 @@ class Micro(Guest):
 
     def __init__(self, test, name, accel='kvm', memory='anon', mem_mib=256, smp=1, load=None,
                  incoming=False, faults=None, machine='pc', extra=(), qemu=None,
-                 at_source=None):
+                 at_source=None, env=None):
         machine_opts, more = backend(memory, mem_mib)
         if incoming:
             more = more + ['-incoming', 'defer' if incoming is True else incoming]
-        env = {'FARFORK_FAILPOINTS': faults} if faults else None
+        env = {**(env or {}), **({'FARFORK_FAILPOINTS': faults} if faults else {})} or None
         super().__init__(qemu or QEMU, MICRO_ELF, accel, test.work, name=name, smp=smp, mem_mib=mem_mib,
                          machine=machine + machine_opts, options=load or place.load,
                          bios='qboot.rom', extra=more + list(extra), env=env)

@@ -34,10 +34,19 @@ def modules_of(stock):
     return os.path.join(os.path.dirname(qemu_of(stock)), 'usr/lib/x86_64-linux-gnu/qemu')
 
 
+def installed(stock):
+    """The program itself, its options, and the environment in which it runs as if it were installed."""
+    root = os.path.dirname(qemu_of(stock))
+    libs = [f'{root}/usr/lib/x86_64-linux-gnu', f'{root}/lib/x86_64-linux-gnu']
+    return (f'{root}/usr/bin/qemu-system-x86_64',
+            [w for d in ('share/qemu', 'share/seabios', 'lib/ipxe/qemu') for w in ('-L', f'{root}/usr/{d}')],
+            {**os.environ, 'LD_LIBRARY_PATH': ':'.join(libs), 'QEMU_MODULE_DIR': modules_of(stock)})
+
+
 class Stock(Micro):
     """The micro guest in an unpacked QEMU of Debian's."""
 
-    def __init__(self, test, name, accel, memory='anon', stock=OLDEST, machine='pc', **more):
+    def __init__(self, test, name, accel, memory='anon', stock=OLDEST, machine='pc', qemu=None, **more):
         if memory not in BACKENDS:
             kind, options = OTHER_BACKENDS[memory]
             machine += ',memory-backend=ram'
@@ -45,4 +54,4 @@ class Stock(Micro):
                              f'memory-backend-{kind},id=ram,size={more.get("mem_mib", 256)}M,'
                              + options.format(path=f'{test.work}/{name}.mem')]
             memory = 'anon'
-        super().__init__(test, name, accel, memory, machine=machine, qemu=qemu_of(stock), **more)
+        super().__init__(test, name, accel, memory, machine=machine, qemu=qemu or qemu_of(stock), **more)
