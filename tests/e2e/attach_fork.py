@@ -6,12 +6,13 @@ Parent and children go on with the ledger of the fork, whatever fails, and whoev
 """
 import os
 import signal
+import subprocess
 import time
 
 import common
 from attaching import Parent, cmdline
 from common import Failed, status, wait_for
-from forked import ELSEWHERE, SLOW, TWO_HOSTS, Child, Clone, check_result, kill, say_phases, snapshot
+from forked import ELSEWHERE, SLOW, TWO_HOSTS, Child, Clone, ask, check_result, kill, say_phases, snapshot
 from stocks import OLDEST, installed, qemu_of
 
 LOAD = 'report_ms=400 sweep=1'
@@ -155,6 +156,42 @@ def balloon(t):
         check_goes_on(a)
 
 
+def disk_io(command, qmp=None, guest=None):
+    line = {'command-line': f'qemu-io -d /machine/peripheral/v0/virtio-backend "{command}"'}
+    out = guest.qmp('human-monitor-command', **line) if guest else ask(qmp, 'human-monitor-command', line)
+    if 'fail' in out or 'error' in out.lower():
+        raise Failed(f'{command}: {out}')
+
+
+def disk(t):
+    """Each has what the disk held at the fork, and what it wrote itself."""
+    image = os.path.join(t.work, 'disk.qcow2')
+    subprocess.run(['qemu-img', 'create', '-q', '-f', 'qcow2', image, '4M'], check=True)
+    devices = ('-drive', f'if=none,id=d0,format=qcow2,file={image}', '-device', 'virtio-blk-pci,drive=d0,id=v0')
+    with parent(t, 'anon', devices=devices) as a:
+        a.start_load()
+        disk_io('write -P 7 0 64k', guest=a)
+        before = snapshot(a)
+        with Clone(t, a, 2, *THERE) as c:
+            try:
+                check_result(c, 0, {'complete': 2})
+                say_phases(c)
+                disk_io('write -P 8 64k 64k', guest=a)
+                for n, row in enumerate(c.children):
+                    disk_io('read -P 7 0 64k', row['qmp'])
+                    disk_io('read -P 0 64k 64k', row['qmp'])
+                    disk_io(f'write -P {20 + n} 64k 64k', row['qmp'])
+                    disk_io('write -P 9 0 4k', row['qmp'])
+                for n, row in enumerate(c.children):
+                    disk_io(f'read -P {20 + n} 64k 64k', row['qmp'])
+                    Child(row, a).check(before)
+                disk_io('read -P 7 0 64k', guest=a)
+                disk_io('read -P 8 64k 64k', guest=a)
+            finally:
+                kill(c.base, 'f')
+        check_goes_on(a)
+
+
 def its_own(t):
     """Without --qemu children are of the program that the parent runs."""
     qemu, options, env = installed(OLDEST)
@@ -173,6 +210,7 @@ def run(t):
             ('the process beside it is killed while it serves', lambda: killed_later(t)),
             ('a guest that stands still', lambda: stood(t)),
             ('children of its own program', lambda: its_own(t)),
+            ('a disk', lambda: disk(t)),
             ('a balloon', lambda: balloon(t))):
         with t.case(name):
             case()
