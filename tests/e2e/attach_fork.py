@@ -156,6 +156,29 @@ def balloon(t):
         check_goes_on(a)
 
 
+def child_of_child(t, memory):
+    """A child is forked in turn."""
+    with parent(t, memory) as a:
+        a.start_load()
+        before = snapshot(a)
+        with Clone(t, a, 1, *THERE) as c:
+            try:
+                check_result(c, 0, {'complete': 1})
+                k = Child(c.children[0], a)
+                k.check(before)
+                then = snapshot(k)
+                with Clone(t, k.qmp_path, 2, *THERE, name='g') as again:
+                    check_result(again, 0, {'complete': 2})
+                    say_phases(again)
+                    for row in again.children:
+                        Child(row, a).check(then)
+                    k.check(before)     # who leaves here ends the copy f
+            finally:
+                kill(c.base, 'g')
+                kill(c.base, 'f')
+        check_goes_on(a)
+
+
 def disk_io(command, qmp=None, guest=None):
     line = {'command-line': f'qemu-io -d /machine/peripheral/v0/virtio-backend "{command}"'}
     out = guest.qmp('human-monitor-command', **line) if guest else ask(qmp, 'human-monitor-command', line)
@@ -210,6 +233,7 @@ def run(t):
             ('the process beside it is killed while it serves', lambda: killed_later(t)),
             ('a guest that stands still', lambda: stood(t)),
             ('children of its own program', lambda: its_own(t)),
+            ('children of a child', lambda: child_of_child(t, 'anon')),
             ('a disk', lambda: disk(t)),
             ('a balloon', lambda: balloon(t))):
         with t.case(name):
