@@ -33,7 +33,7 @@ static int reach_qemu(struct parent *p, struct ff_error *why)
 }
 
 /* What came to nothing leaves nothing */
-static void forget_export(struct parent *p)
+static void forget_parent_export(struct parent *p)
 {
     freeze_end(p->freeze);
     parent_free_targets(p);
@@ -71,7 +71,7 @@ static int export_command(struct parent *p, const json_t *a, json_t **result, st
     if (!rc)
         rc = export_guest(p, a, why);
     if (rc) {
-        forget_export(p);
+        forget_parent_export(p);
         return rc;
     }
     const struct parent_times *t = &p->times;
@@ -83,7 +83,7 @@ static int export_command(struct parent *p, const json_t *a, json_t **result, st
     return 0;
 }
 
-static bool is_over(const struct parent *p)
+static bool parent_is_over(const struct parent *p)
 {
     return !atomic_load(&p->exported) || atomic_load(&p->n_done) == p->n_targets;
 }
@@ -94,7 +94,7 @@ static json_t *exports_info(struct parent *p)
 
     if (p->exported)
         json_array_append_new(list, json_pack("{ss sI sb sb so}", "id", p->id, "holder-pid",
-                                              (json_int_t)freeze_pid(p->freeze), "alive", !is_over(p), "template",
+                                              (json_int_t)freeze_pid(p->freeze), "alive", !parent_is_over(p), "template",
                                               p->template, "targets", parent_targets_info(p)));
     return list;
 }
@@ -161,9 +161,9 @@ int parent_run(const char *qmp)
     monitor_end(m);
     qmp_free(p.q); /* others may be its client */
     p.q = NULL;
-    while (!is_over(&p))
+    while (!parent_is_over(&p))
         poll(NULL, 0, TURN_MS);
     if (p.id)
-        forget_export(&p);
+        forget_parent_export(&p);
     return 0;
 }

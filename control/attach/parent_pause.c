@@ -100,7 +100,7 @@ static int check_untouched(struct parent *p, struct ff_error *why)
                                 seen) : 0;
 }
 
-static int check_same_blocks(struct parent *p, struct ff_error *why)
+static int check_parent_blocks(struct parent *p, struct ff_error *why)
 {
     FF_AUTO_FREE struct outside_block *now = NULL;
     unsigned n = 0;
@@ -155,7 +155,7 @@ static int take_memory(struct parent *p, struct ff_error *why)
 /* It is stopped */
 static int freeze_all(struct parent *p, const json_t *actions, uint64_t *t, struct ff_error *why)
 {
-    int rc = check_same_blocks(p, why);
+    int rc = check_parent_blocks(p, why);
 
     if (!rc && actions) /* what a device has begun is on the disk that is frozen */
         rc = settle_devices(p->q, SETTLE_MS, why);

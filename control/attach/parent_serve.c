@@ -21,7 +21,7 @@
 
 /* --- targets --- */
 
-static int take_address(struct parent *p, struct parent_target *t, struct ff_error *why)
+static int take_agent_address(struct parent *p, struct parent_target *t, struct ff_error *why)
 {
     if (strncmp(t->uri, SCHEME, strlen(SCHEME)))
         return ff_error_set(why, EINVAL, "target '%s': want rdma-postcopy:HOST:PORT, or rdma-postcopy:unix", t->uri);
@@ -61,7 +61,7 @@ int parent_take_targets(struct parent *p, const json_t *targets, struct ff_error
         pthread_mutex_init(&t->lock, NULL);
         if (*text_of(of, "socket"))
             t->socket = xstrdup(text_of(of, "socket"));
-        rc = take_address(p, t, why);
+        rc = take_agent_address(p, t, why);
     }
     return rc;
 }
@@ -87,13 +87,13 @@ void parent_free_targets(struct parent *p)
 /* --- regions --- */
 
 /* Where the file is the image it is served; nobody writes to this mapping */
-static int map_file(struct ff_region *r, struct ff_error *why)
+static int map_image_file(struct ff_region *r, struct ff_error *why)
 {
     r->host = mmap(NULL, r->len_bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, r->fd, (off_t)r->fd_offset);
     return r->host != MAP_FAILED ? 0 : ff_error_set(why, errno, "memory of %s: map its file: %s", r->name, strerror(errno));
 }
 
-static bool all_zeros(const uint8_t *p, size_t n)
+static bool all_zero_bytes(const uint8_t *p, size_t n)
 {
     return !p[0] && !memcmp(p, p + 1, n - 1);
 }
@@ -115,7 +115,7 @@ static int copy_block(const struct parent *p, struct ff_region *r, struct ff_err
 
         if (process_vm_readv(freeze_pid(p->freeze), &here, 1, &there, 1, 0) != (ssize_t)n)
             return ff_error_set(why, EFAULT, "memory of %s: copy it: the process that holds it cannot be read", r->name);
-        if (!all_zeros(some, n))
+        if (!all_zero_bytes(some, n))
             memcpy(to + at, some, n);
     }
     return 0;
@@ -143,12 +143,12 @@ static int make_regions(struct parent *p, struct ff_error *why)
         p->is_there[i] = p->region[i].fd < 0 && (!small || rest > COPY_MAX);
         p->any_there |= p->is_there[i];
         if (!p->is_there[i])
-            rc = p->region[i].fd >= 0 ? map_file(&p->region[i], why) : copy_block(p, &p->region[i], why);
+            rc = p->region[i].fd >= 0 ? map_image_file(&p->region[i], why) : copy_block(p, &p->region[i], why);
     }
     return rc;
 }
 
-static int add_regions(struct parent *p, struct ff_source *s, struct ff_error *why)
+static int parent_add_regions(struct parent *p, struct ff_source *s, struct ff_error *why)
 {
     int rc = 0;
 
@@ -172,7 +172,7 @@ uint64_t parent_lent_bytes(const struct parent *p)
 
 /* --- a target --- */
 
-static void tell_status(struct parent_target *t, const char *status)
+static void tell_agent_status(struct parent_target *t, const char *status)
 {
     pthread_mutex_lock(&t->lock);
     t->status = status;
@@ -192,7 +192,7 @@ static void tell_session(struct parent_target *t, struct ff_source *s)
 
 /* The agent has been let go: serve it until it has every page, over another link when one breaks, or until it says that
  * it ends */
-static int serve_on(struct parent_target *t, struct ff_source *s, int rc, struct ff_error *why)
+static int serve_agent_on(struct parent_target *t, struct ff_source *s, int rc, struct ff_error *why)
 {
     const int reconnect_ms = ff_address_reconnect_ms(t->address);
 
@@ -203,11 +203,11 @@ static int serve_on(struct parent_target *t, struct ff_source *s, int rc, struct
             rc = ff_source_wait_done(s, why);
         if (!rc || rc == -ECANCELED || rc == -EREMOTEIO || t->passed || !reconnect_ms)
             return rc;
-        tell_status(t, "postcopy-paused");
+        tell_agent_status(t, "postcopy-paused");
         rc = ff_source_resume(s, NULL, reconnect_ms, why);
         if (rc)
             return rc;
-        tell_status(t, "active");
+        tell_agent_status(t, "active");
     }
 }
 
@@ -218,7 +218,7 @@ static int serve_link(struct parent_target *t, struct ff_source *s, struct ff_er
 
     if (!rc) {
         tell_session(t, s);
-        tell_status(t, "active");
+        tell_agent_status(t, "active");
         rc = ff_source_publish(s, why);
     }
     if (!rc)
@@ -230,13 +230,13 @@ static int serve_link(struct parent_target *t, struct ff_source *s, struct ff_er
     if (rc)
         return rc;
     rc = ff_source_go(s, why);
-    return rc == -ETIME ? rc : serve_on(t, s, rc, why);
+    return rc == -ETIME ? rc : serve_agent_on(t, s, rc, why);
 }
 
-static int serve_source(struct parent_target *t, struct ff_source *s, struct ff_error *why)
+static int serve_one_source(struct parent_target *t, struct ff_source *s, struct ff_error *why)
 {
     struct parent *p = t->p;
-    int rc = add_regions(p, s, why);
+    int rc = parent_add_regions(p, s, why);
 
     if (rc)
         return rc;
@@ -252,7 +252,7 @@ static int serve_source(struct parent_target *t, struct ff_source *s, struct ff_
     return rc ? rc : serve_link(t, s, why);
 }
 
-static void take_progress(struct parent_target *t)
+static void take_agent_progress(struct parent_target *t)
 {
     struct ff_stats st;
 
@@ -277,9 +277,9 @@ static void *target_main(void *opaque)
     if (!rc && t->group)
         ff_source_use_group(s, t->group);
     if (!rc)
-        rc = serve_source(t, s, &why);
+        rc = serve_one_source(t, s, &why);
     pthread_mutex_lock(&t->lock);
-    take_progress(t);
+    take_agent_progress(t);
     t->source = NULL;
     pthread_mutex_unlock(&t->lock);
     ff_source_free(s); /* the agent has the reason or all it needs when this is to be seen */
@@ -292,7 +292,7 @@ static void *target_main(void *opaque)
 }
 
 /* Of the targets on other hosts; NULL: multicast= is not in their addresses, or some memory is in a process beside this */
-static struct ff_group *new_group(const struct parent *p)
+static struct ff_group *new_parent_group(const struct parent *p)
 {
     const struct parent_target *remote = NULL;
     struct ff_group *g;
@@ -314,7 +314,7 @@ int parent_serve(struct parent *p, struct ff_error *why)
         return rc;
     if (!p->any_there)
         freeze_drop(p->freeze);
-    p->group = new_group(p);
+    p->group = new_parent_group(p);
     for (unsigned i = 0; i < p->n_targets; i++) {
         struct parent_target *t = &p->target[i];
 
@@ -350,7 +350,7 @@ json_t *parent_targets_info(struct parent *p)
         struct parent_target *t = &p->target[i];
 
         pthread_mutex_lock(&t->lock);
-        take_progress(t);
+        take_agent_progress(t);
         json_t *o = json_pack("{ss ss sI}", "uri", t->uri, "status", t->status, "transferred-bytes",
                               (json_int_t)t->transferred);
         if (!strcmp(t->status, "failed"))

@@ -24,7 +24,7 @@
 
 #define BACK_LIMIT_MS 10000
 
-static int start_beside(struct fork *f, int *sock, struct ff_error *why)
+static int start_parents_side(struct fork *f, int *sock, struct ff_error *why)
 {
     FF_AUTO_CLOSE int null = open("/dev/null", O_RDWR | O_CLOEXEC);
     char *const argv[] = {(char *)f->s.o.agent, "attach", "--parent", "--qmp", (char *)f->s.o.parent_path, NULL};
@@ -46,7 +46,7 @@ static int start_beside(struct fork *f, int *sock, struct ff_error *why)
 static int switch_to(struct fork *f, struct ff_error *why)
 {
     struct qmp *beside;
-    int sock = -1, rc = start_beside(f, &sock, why);
+    int sock = -1, rc = start_parents_side(f, &sock, why);
 
     if (!rc)
         rc = qmp_on(sock, f->s.qmp, &beside, why);

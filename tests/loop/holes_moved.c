@@ -281,7 +281,7 @@ static void breaks_when_short(void)
 
     /* the source answers no read; prefill has left holes, and installed nothing */
     must_ok(ff_failpoints_arm("tcp.serve.prefill=delay:600000000,tcp.serve.fault=delay:600000000,"
-                              "dest.install=fail:12@1-200", &err), err);
+                              "dest.install=fail:12@1-200,dest.around=fail", &err), err);
     begin(&b);
     wait_holes(&b);
     for (unsigned i = 0; i < FF_QUEUE_DEPTH; i++)

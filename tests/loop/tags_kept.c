@@ -171,10 +171,10 @@ static void survives(const char *more, const char *faults, const char *reason)
 static void others_go_on(void)
 {
     steals(KEEP, FF_QUEUE_FAULT, 20, 2);
-    survives(FINE ",window=1", "dest.fault=delay:6000,dest.prefill=delay:50000", KEPT);
+    survives(FINE ",window=1", "dest.fault=delay:6000,dest.prefill=delay:50000,dest.around=fail", KEPT);
     must(atomic_load(&least) > 100 * CELL);
     steals(KEEP, FF_QUEUE_PREFILL, 20, 2);
-    survives(FINE ",window=8", "dest.fault=delay:50000,dest.prefill=delay:6000", KEPT);
+    survives(FINE ",window=8", "dest.fault=delay:50000,dest.prefill=delay:6000,dest.around=fail", KEPT);
     must(atomic_load(&least) > 100 * CELL);
 }
 

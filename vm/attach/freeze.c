@@ -122,7 +122,7 @@ static int hold_job(struct freeze *z)
     return rc;
 }
 
-static int remap(struct inject *in, struct freeze_work *k, const struct outside_block *b, struct ff_error *err)
+static int remap_private(struct inject *in, struct freeze_work *k, const struct outside_block *b, struct ff_error *err)
 {
     const uint64_t away[INJECT_ARGS] = {b->hva, k->len, k->len, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, k->away};
     const uint64_t here[INJECT_ARGS] = {k->view, k->len, k->len, MREMAP_MAYMOVE | MREMAP_FIXED, b->hva};
@@ -172,7 +172,7 @@ static int freeze_there(struct inject *in, void *opaque, struct ff_error *err)
         rc = ff_error_set(err, EIO, "freeze: injected");
     for (unsigned i = 0; i < z->n && !rc; i++)
         if (z->work[i].view)
-            rc = remap(in, &z->work[i], &z->b[i], err);
+            rc = remap_private(in, &z->work[i], &z->b[i], err);
     for (unsigned i = 0; i < z->n && !rc; i++)
         if (z->work[i].is_frozen)
             rc = close_writers(in, &z->work[i], &z->b[i], err);

@@ -111,7 +111,7 @@ static int make(struct inject *in, long nr, const uint64_t args[INJECT_ARGS], co
 }
 
 /* Address space to which page tables can move by whole entries: as aligned as the block */
-static int reserve_away(struct inject *in, struct freeze_work *k, const struct outside_block *b, struct ff_error *err)
+static int reserve_elsewhere(struct inject *in, struct freeze_work *k, const struct outside_block *b, struct ff_error *err)
 {
     uint64_t align = 2u << 20;
     int64_t got;
@@ -155,7 +155,7 @@ static int prepare_shared(struct inject *in, struct freeze_work *k, const struct
         rc = inject_call(in, SYS_madvise, advice, &got, err);
     if (!rc)
         rc = inject_call(in, SYS_madvise, dont, &got, err);
-    return rc || b->psize > SMALL_PAGE ? rc : reserve_away(in, k, b, err); /* huge pages are few */
+    return rc || b->psize > SMALL_PAGE ? rc : reserve_elsewhere(in, k, b, err); /* huge pages are few */
 }
 
 static int inherit(struct inject *in, const struct freeze *z, bool on, struct ff_error *err)

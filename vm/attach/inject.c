@@ -208,7 +208,7 @@ static int seize(struct inject *in, struct ff_error *err)
     return rc ? rc : lose(in, why, "trace it (ptrace(2))", err);
 }
 
-static int set_options(struct inject *in, long options)
+static int set_trace_options(struct inject *in, long options)
 {
     if (ptrace(PTRACE_SETOPTIONS, in->pid, NULL, (void *)options))
         return -errno;
@@ -222,7 +222,7 @@ static int suspend_filter(struct inject *in, struct ff_error *err)
     int n = outside_number(in->pid, "Seccomp_filters:"); /* Linux 5.9 */
 
     if (outside_number(in->pid, "Seccomp:") == 0 || (n > 0 && (unsigned)n <= in->filters) ||
-        !set_options(in, in->options | PTRACE_O_SUSPEND_SECCOMP))
+        !set_trace_options(in, in->options | PTRACE_O_SUSPEND_SECCOMP))
         return 0;
     return ff_error_set(err, EPERM,
                         "process %d has a filter of system calls (seccomp, as -sandbox makes one) that could kill "
@@ -246,7 +246,7 @@ static int interrupt(struct inject *in, struct ff_error *err)
 }
 
 /* It stands in a stop: from here on all that it was doing is kept */
-static int prepare(struct inject *in, struct ff_error *err)
+static int prepare_call(struct inject *in, struct ff_error *err)
 {
     uint64_t all = ~(1ull << (SIGTRAP - 1));
     int rc;
@@ -296,7 +296,7 @@ static void *run_main(void *opaque)
         return NULL;
     r->rc = interrupt(&in, r->err);
     if (!r->rc)
-        r->rc = prepare(&in, r->err);
+        r->rc = prepare_call(&in, r->err);
     if (!r->rc)
         r->rc = r->fn(&in, r->opaque, r->err);
     put_back(&in);
@@ -322,13 +322,13 @@ int inject_stopped(pid_t pid, const struct inject_how *how, int *signal, inject_
                    struct ff_error *err)
 {
     struct inject in = {.pid = pid, .filters = how->filters, .way = how->way, .stopped = true, .signal = *signal};
-    int rc = set_options(&in, PTRACE_O_TRACESYSGOOD | how->options);
+    int rc = set_trace_options(&in, PTRACE_O_TRACESYSGOOD | how->options);
 
-    rc = rc ? lose(&in, -rc, "set options of its tracing", err) : prepare(&in, err);
+    rc = rc ? lose(&in, -rc, "set options of its tracing", err) : prepare_call(&in, err);
     if (!rc)
         rc = fn(&in, opaque, err);
     put_back(&in);
-    set_options(&in, how->options);
+    set_trace_options(&in, how->options);
     *signal = in.signal;
     return rc;
 }
@@ -344,11 +344,11 @@ int inject_fork(struct inject *in, pid_t *child, struct ff_error *err)
         return ff_error_set(err, ENOTSUP, "process %d: fork(2) there: it would not find its way if this process were killed: "
                             "no code that returns from a signal, or no room on its stack", (int)in->pid);
     in->forked = 0;
-    rc = set_options(in, options | PTRACE_O_TRACECLONE | PTRACE_O_TRACEFORK);
+    rc = set_trace_options(in, options | PTRACE_O_TRACECLONE | PTRACE_O_TRACEFORK);
     if (rc)
         return lose(in, -rc, "trace what it forks", err);
     rc = inject_call(in, SYS_clone, args, &got, err);
-    set_options(in, options);
+    set_trace_options(in, options);
     if (!rc && got < 0)
         rc = ff_error_set(err, (int)-got, "process %d: fork(2) there: %s", (int)in->pid, strerror((int)-got));
     struct inject made = {.pid = in->forked};

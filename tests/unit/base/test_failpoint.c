@@ -280,7 +280,7 @@ static bool scan_folder(struct names *names, const char *top, const char *folder
 static void test_list_equals_sources(void **state)
 {
     static const char *const folders[] = {"base", "rdma", "uffd", "migrate", "probe", "clone",
-                                          "control/attach", "control/move"};
+                                          "control/attach", "control/move", "vm/attach"};
     const char *top = getenv("FARFORK_TOP") ? getenv("FARFORK_TOP") : ".";
     static struct names used;
     (void)state;
