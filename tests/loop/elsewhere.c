@@ -142,6 +142,7 @@ static void watch_own(struct elsewhere *e, bool watch)
         if (i == e->forgets)
             continue;
         must(!ioctl(e->b->uffd, watch ? UFFDIO_REGISTER : UFFDIO_UNREGISTER, &r));
+        must(watch || !ioctl(e->b->uffd, UFFDIO_WAKE, &r.range)); /* who came in between: uffd/install.c */
     }
 }
 

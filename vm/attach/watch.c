@@ -292,7 +292,7 @@ int watch_stop(const struct watch *w, struct ff_error *err)
     for (unsigned i = 0; i < w->n; i++) { /* of the others, too, where a device was unplugged with its block */
         struct uffdio_range r = {w->blocks[i].hva, w->blocks[i].len_bytes};
 
-        if (ioctl(w->fd, UFFDIO_UNREGISTER, &r))
+        if (ioctl(w->fd, UFFDIO_UNREGISTER, &r) || ioctl(w->fd, UFFDIO_WAKE, &r)) /* uffd/install.c: who came in between */
             rc = ff_error_set(err, errno, "process %d: watch block %s no longer: %s", (int)w->pid, w->blocks[i].name,
                               strerror(errno));
     }
