@@ -152,11 +152,28 @@ static int take_memory(struct parent *p, struct ff_error *why)
     return rc;
 }
 
+/* Our `stop` had an effect, or somebody else's came first: then it is not ours to let the guest go on */
+static int stop_guest(struct parent *p, struct ff_error *why)
+{
+    int rc = qmp_command(p->q, "stop", NULL, NULL, why);
+    bool stopped = false, went_on = false;
+
+    qmp_drain(p->q);
+    for (json_t *e; (e = qmp_take_event(p->q)); json_decref(e)) {
+        stopped |= !strcmp(text_of(e, "event"), "STOP");
+        went_on |= stopped && !strcmp(text_of(e, "event"), "RESUME");
+    }
+    p->was_running &= rc || stopped;
+    return rc || !went_on ? rc : ff_error_set(why, EBUSY, "QEMU: another monitor lets the guest go on: fork it again");
+}
+
 /* It is stopped */
 static int freeze_all(struct parent *p, const json_t *actions, uint64_t *t, struct ff_error *why)
 {
     int rc = check_parent_blocks(p, why);
 
+    if (!rc) /* what another monitor has begun since */
+        rc = movable_check(p->q, why);
     if (!rc && actions) /* what a device has begun is on the disk that is frozen */
         rc = settle_devices(p->q, SETTLE_MS, why);
     p->times.stop = parent_lap(t);
@@ -190,7 +207,7 @@ int parent_pause(struct parent *p, const json_t *actions, struct ff_error *why)
         continue;
     const uint64_t start = ff_now_ns();
     uint64_t t = start;
-    int rc = p->was_running ? qmp_command(p->q, "stop", NULL, NULL, why) : 0;
+    int rc = p->was_running ? stop_guest(p, why) : 0;
     if (!rc)
         rc = freeze_all(p, actions, &t, why);
     rc = go_on(p, rc, why);

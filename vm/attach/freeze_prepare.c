@@ -84,19 +84,29 @@ static int look_at_block(struct freeze *z, unsigned i, struct ff_error *err)
     *k = (struct freeze_work){.fd = m.fd, .fd_offset = m.fd_offset, .is_shared = m.is_shared, .has_file = m.has_file,
                               .number = -1, .reader = -1};
     k->len = (FF_MAX(b->len_bytes, b->max_bytes) + b->psize - 1) / b->psize * b->psize;
+    if (!m.is_shared && b->psize > SMALL_PAGE) /* the kernel takes such pages from the copy when its pool is empty */
+        return ff_error_set(err, ENOTSUP, "cannot freeze memory region %s: private huge pages: use memory-backend-memfd with "
+                            "share=on,hugetlb=on", b->name);
     if (!m.is_shared || (m.kind == OUTSIDE_MEMFD && m.fd >= 0))
         return 0;
     return ff_error_set(err, ENOTSUP, "cannot freeze memory region %s: other processes can map its file: use "
                         "memory-backend-memfd or anonymous memory", b->name);
 }
 
+/* Hardware that writes to memory pins it, or has it locked. Where all is locked the kernel fills a private view at once, of
+ * what a guest that still runs has there then */
 static int check_pinned(const struct freeze *z, struct ff_error *err)
 {
-    const int pinned = outside_number(z->pid, "VmPin:");
+    const int pinned = outside_number(z->pid, "VmPin:"), locked = outside_number(z->pid, "VmLck:");
 
-    return pinned <= 0 ? 0
-                       : ff_error_set(err, ENOTSUP, "process %d: %d KiB of its memory are pinned, and may be written by "
-                                      "hardware: remove that device", (int)z->pid, pinned);
+    if (!pinned && !locked)
+        return 0;
+    if (pinned < 0 || locked < 0)
+        return ff_error_set(err, ENOTSUP, "process %d: /proc/%d/status does not say what of its memory is pinned or locked",
+                            (int)z->pid, (int)z->pid);
+    return ff_error_set(err, ENOTSUP, "process %d: %d KiB of its memory are pinned, %d KiB locked: hardware may write there "
+                        "during a fork: remove that device, and start it without -overcommit mem-lock=on", (int)z->pid,
+                        pinned, locked);
 }
 
 /* --- there --- */
