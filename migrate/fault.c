@@ -445,7 +445,7 @@ static void take_asked(struct ff_pager *p)
 
     eventfd_read(p->wake_fd, &ignored);
     pthread_mutex_lock(&f->lock);
-    for (unsigned i = 0; i < f->n_asked && FF_WANTS_MAX - p->wants->n > FF_WANTS_EVENTS; i++) {
+    for (unsigned i = 0; i < f->n_asked && ff_wants_room(p); i++) {
         uint64_t page = f->asked[i].offset / p->region[f->asked[i].region].range.psize;
         ff_wants_claim(p, (struct ff_want){
                          .region = f->asked[i].region, .page = page, .first_touch = true});

@@ -13,6 +13,8 @@
 #include "wants.h"
 
 #define SLOWER(alone_ns) ((alone_ns) + (alone_ns) / 2 + 30000) /* a fault that waits so long beside one waits too long */
+#define SAMPLES 8u /* before that is judged */
+#define ALONE 32u /* one fault of so many has none around it: what is usual may change */
 #define HOLD_MIN 16u /* faults without one, then; twice as many each time, up to */
 #define HOLD_MAX 1024u
 
@@ -119,6 +121,7 @@ void ff_around_measure(struct ff_pager *p, uint64_t took_ns, bool beside)
     uint64_t *usual = beside ? &f->beside_ns : &f->alone_ns;
 
     *usual = *usual ? (*usual * 7 + took_ns) / 8 : took_ns;
+    f->n_beside += beside;
 }
 
 static bool may_post(struct ff_fault_engine *f)
@@ -127,9 +130,16 @@ static bool may_post(struct ff_fault_engine *f)
         f->hold--;
         return false;
     }
-    if (!f->alone_ns || f->beside_ns <= SLOWER(f->alone_ns))
+    if (!(++f->n_posted % ALONE))
+        return false;
+    if (!f->alone_ns || f->n_beside < SAMPLES)
         return true;
-    f->hold_next = f->hold_next ? FF_MIN(2 * f->hold_next, HOLD_MAX) : HOLD_MIN;
+    f->n_beside = 0;
+    if (f->beside_ns <= SLOWER(f->alone_ns)) {
+        f->hold_next /= 2;
+        return true;
+    }
+    f->hold_next = FF_MIN(FF_MAX(2 * f->hold_next, HOLD_MIN), HOLD_MAX);
     f->hold = f->hold_next;
     f->beside_ns = 0;
     return false;

@@ -53,7 +53,9 @@ struct ff_fault_engine {
     struct ff_around around[FF_AROUNDS];
     unsigned n_around;         /* under way; n_busy counts them, too */
     uint64_t alone_ns, beside_ns; /* what a fault's READ takes, as a moving average; 0: not known */
+    unsigned n_beside;            /* of them, since it was judged last */
     unsigned hold, hold_next;     /* so many faults have none around them */
+    unsigned n_posted;
 
     struct ff_want waiter[WAITERS]; /* on pages that prefill has claimed: for the statistics */
     unsigned n_waiters;

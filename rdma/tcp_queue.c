@@ -417,12 +417,14 @@ static bool receive_bytes(struct tcp_queue *q)
 
 /* With a small window data comes in small segments: be woken for many of them at once. It is only
  * waited for what the peer has begun to send. Sealed: a frame is of use when all of it is here. */
-static void set_lowat(struct tcp_queue *q)
+static void set_lowat(struct tcp_queue *q, bool waits)
 {
     const struct runs *d = &q->rx.data;
     size_t want = 0;
 
-    if (q->seal)
+    if (!waits)
+        want = 0; /* others may poll(2) for what comes next */
+    else if (q->seal)
         want = q->kind == FF_QUEUE_PREFILL ? tcp_seal_lacks(q->seal) : 0;
     else if (q->pace.window && q->rx.in_data)
         for (unsigned i = d->at; i < d->n && want < PREFILL_LOWAT; i++)
@@ -517,15 +519,17 @@ int tcp_queue_poll(struct tcp_queue *q, struct ff_wc *wc, unsigned n, int timeou
         progress(q);
         tcp_pace_turn(&q->pace, q->fd, now);
         unsigned got = drain_wc(q, wc, n);
-        if (got)
+        if (got) {
+            set_lowat(q, false);
             return (int)got;
+        }
         if (q->broken.code)
             return queue_broken(q, err);
         if (now >= end)
             return 0;
         /* while data comes, the pace is looked after as well */
         uint64_t until = q->pace.on && q->wr_n ? FF_MIN(end, FF_MAX(q->pace.next_ns, now)) : end;
-        set_lowat(q);
+        set_lowat(q, true);
         struct pollfd p = {.fd = q->fd, .events = tcp_queue_events(q)};
         poll(&p, 1, (int)((until - now + 999999) / 1000000));
         now = ff_now_ns();

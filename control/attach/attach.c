@@ -127,7 +127,7 @@ static void *wait_signals(void *opaque)
         if (number == SIGUSR1)
             break;
         ff_error_set(&why, EINTR, "attach: ended by signal %d", number);
-        if (attach_interrupt(a, &why) && !leave_lost(a))
+        if (attach_interrupt(a, &why) && !(number == SIGTERM && leave_lost(a)))
             attach_event(a, "refused",
                          json_pack("{s:s}", "reason", "the guest was let go of: without this program its memory "
                                                       "would be lost; it ends by itself"));

@@ -161,13 +161,13 @@ static int look_at_domain(struct domain_move *m, struct ff_error *why)
 
 /* --- run --- */
 
-/* The side here says whether it ends */
+/* The side here says whether it ends; one that holds its QEMU, since nobody knows who has the guest, goes on doing so */
 static void pass_signal(struct domain_move *m)
 {
     struct signalfd_siginfo s;
 
     while (read(m->signals, &s, sizeof(s)) == sizeof(s))
-        if (m->here.run.pid)
+        if (m->here.run.pid && !m->here.lost)
             kill(m->here.run.pid, (int)s.ssi_signo);
         else
             m->interrupted = true;
@@ -300,7 +300,7 @@ static int run_sides(struct domain_move *m)
     if (code == MOVE_EXIT_HERE)
         spawn_close_input(&m->there.run); /* it may wait for a source still */
     uint64_t end = ff_now_ms() + END_LIMIT_MS;
-    while (m->there.run.pid && !m->there.over && ff_now_ms() < end)
+    while (m->there.run.pid && !m->there.over && !m->interrupted && ff_now_ms() < end)
         wait_sides(m, MOVE_TURN_MS);
     return code;
 }
