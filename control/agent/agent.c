@@ -368,8 +368,13 @@ static void agent_loop(struct agent *a)
                 agent_on_exec_status(a, &a->vms.v[i]);
         if (p[1].revents)
             on_threads(a);
+        bool word = false; /* one has ended, and is looked at again without a signal */
+        for (size_t i = 0; i < a->vms.n; i++)
+            word |= a->vms.v[i].word_ms && a->vms.v[i].state != AGENT_VM_ENDED;
         if (p[2].revents)
             on_signals(a);
+        else if (word)
+            agent_reap(a);
         if (p[0].revents)
             on_input(a);
         agent_spawn_waiting(a);

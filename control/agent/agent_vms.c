@@ -218,13 +218,20 @@ static bool end_never_run(const struct agent_vms *k)
     return any;
 }
 
+static bool has_exited(pid_t pid)
+{
+    siginfo_t is = {.si_pid = 0};
+
+    return !waitid(P_PID, (id_t)pid, &is, WEXITED | WNOHANG | WNOWAIT) && is.si_pid;
+}
+
 /* It has ended in order, and a process beside it, which hears why from its monitor, may be about to write that down */
 static bool awaits_word(const struct agent_vms *k, struct agent_vm *vm, const siginfo_t *ended)
 {
     bool has_side = false;
 
     for (size_t i = 0; i < k->n; i++)
-        has_side |= k->v[i].is_side && k->v[i].state != AGENT_VM_ENDED;
+        has_side |= k->v[i].is_side && k->v[i].state != AGENT_VM_ENDED && !has_exited(k->v[i].pid);
     if (vm->is_side || !has_side || !vm->shut_down_file || ended->si_code != CLD_EXITED || ended->si_status ||
         rundir_was_left(vm->shut_down_file) != LEFT_NO)
         return false;
