@@ -141,7 +141,7 @@ def found_before(t, accel):
         (['--scratch', '/nonexistent'], ['scratch folder /nonexistent', 'No such file']),
         (['--qemu', '/nonexistent'], ['/nonexistent', 'No such file']),
         (['--qemu', '/bin/false'], ['/bin/false', 'exit code 1']),
-        (['--qemu', stock], [stock, 'no QEMU of Farfork']),
+        (['--qemu', stock], [stock, 'it is no QEMU']),
         (['--net', 'bridge:nobr0'], ['bridge', 'nobr0', '-netdev']),
         (['--launcher', f'{limited} {{cmd}} {{host}}', '--timeout', '15'], ['open files', 'ulimit']),
     ]
