@@ -153,7 +153,7 @@ static int take_memory(struct parent *p, struct ff_error *why)
 }
 
 /* Our `stop` had an effect, or somebody else's came first: then it is not ours to let the guest go on */
-static int stop_guest(struct parent *p, struct ff_error *why)
+static int stop_parent(struct parent *p, struct ff_error *why)
 {
     int rc = qmp_command(p->q, "stop", NULL, NULL, why);
     bool stopped = false, went_on = false;
@@ -207,7 +207,7 @@ int parent_pause(struct parent *p, const json_t *actions, struct ff_error *why)
         continue;
     const uint64_t start = ff_now_ns();
     uint64_t t = start;
-    int rc = p->was_running ? stop_guest(p, why) : 0;
+    int rc = p->was_running ? stop_parent(p, why) : 0;
     if (!rc)
         rc = freeze_all(p, actions, &t, why);
     rc = go_on(p, rc, why);
