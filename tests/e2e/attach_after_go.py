@@ -146,7 +146,7 @@ def nobody_knows(t, accel):
     """Neither SIGCONT nor a command that its monitor got meanwhile makes the QEMU here run."""
     second, path = os.path.join(t.work, 'b.second'), os.path.join(t.work, 'b.stream')
     with Parent(t, accel, 'anon') as a, \
-            Stock(t, 'b', accel, incoming=True, extra=('-qmp', f'unix:{second},server=on,wait=off')):
+            Stock(t, 'b', accel, incoming=True, mem_mib=128, extra=('-qmp', f'unix:{second},server=on,wait=off')):
         a.start_load()
         with Side('destination', second, '--connect', path, '127.0.0.1:0,reconnect=1', faults=SLOW) as there_, \
                 Side('source', a.second, f'127.0.0.1:{there_.event("listening")["port"]},reconnect=1') as here:
