@@ -333,11 +333,6 @@ static unsigned take_pad(struct tcp_queue *q, const uint8_t *p, unsigned have)
     return TCP_PAD_HEAD_LEN + len;
 }
 
-static bool is_reply(const uint8_t *p)
-{
-    return !memcmp(p, "FFrp", 4);
-}
-
 static void parse_received(struct tcp_queue *q)
 {
     while (!q->broken.code) {
@@ -354,7 +349,7 @@ static void parse_received(struct tcp_queue *q)
         unsigned have = q->rx.end - q->rx.pos, used;
         if (have < 4)
             return;
-        if (is_reply(p))
+        if (!memcmp(p, "FFrp", 4))
             used = take_reply(q, p, have);
         else if (tcp_is_pad(p))
             used = take_pad(q, p, have);
@@ -422,11 +417,9 @@ static void set_lowat(struct tcp_queue *q, bool waits)
     const struct runs *d = &q->rx.data;
     size_t want = 0;
 
-    if (!waits)
-        want = 0; /* others may poll(2) for what comes next */
-    else if (q->seal)
+    if (waits && q->seal) /* else others may poll(2) for what comes next */
         want = q->kind == FF_QUEUE_PREFILL ? tcp_seal_lacks(q->seal) : 0;
-    else if (q->pace.window && q->rx.in_data)
+    else if (waits && q->pace.window && q->rx.in_data)
         for (unsigned i = d->at; i < d->n && want < PREFILL_LOWAT; i++)
             want += d->iov[i].iov_len;
     want = want > RX_BUF || q->seal ? FF_MAX(FF_MIN(want, (size_t)PREFILL_LOWAT), 1u) : 1;

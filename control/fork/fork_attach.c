@@ -54,7 +54,6 @@ static int switch_to(struct fork *f, struct ff_error *why)
         return ff_error_context(why, "%s attach --parent", f->s.o.agent);
     qmp_replace(f->s.qmp, beside);
     f->attached = true;
-    f->s.o.unconfined = true; /* agents watch their children by ptrace(2) */
     return qmp_command(f->s.qmp, "x-farfork-look", NULL, NULL, why);
 }
 
