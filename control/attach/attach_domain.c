@@ -15,7 +15,6 @@
 #include "autojson.h"
 #include "failpoint.h"
 #include "settle.h"
-#include "virsh.h"
 
 #define RESUME_LIMIT_MS 60000 /* a libvirtd that is started anew is there after a few seconds */
 #define RESUME_TURN_MS 200
@@ -26,18 +25,9 @@
 #define REST_TURNS 20 /* each as long as a command takes */
 #define PENDING "ShdPnd:\t"
 
-static int virsh_domain(struct attach *a, const char *command, const char *option, char **out, struct ff_error *err)
+static int ask_domain(const struct attach *a, enum libvirt_op op, char **answer, struct ff_error *err)
 {
-    struct strv w = {0};
-
-    strv_add(&w, "%s", command);
-    strv_add(&w, "--domain");
-    strv_add(&w, "%s", a->o->domain);
-    if (option)
-        strv_add(&w, "%s", option);
-    int rc = virsh_run(&w, out, err);
-    strv_free(&w);
-    return rc;
+    return libvirt_ask(op, a->o->domain, NULL, answer, err);
 }
 
 /* --- the source, before GO --- */
@@ -65,17 +55,17 @@ int attach_domain_stop(struct attach *a, struct ff_error *err)
     int rc = find_vcpus(a, err);
 
     if (!rc)
-        rc = virsh_domain(a, "domblklist", "--details", &disks, err);
+        rc = ask_domain(a, LIBVIRT_DISKS, &disks, err);
     if (!rc)
         attach_owners_note(a->domain, disks);
     a->pause_ns = ff_now_ns();
-    return rc ? rc : virsh_domain(a, "suspend", NULL, NULL, err);
+    return rc ? rc : ask_domain(a, LIBVIRT_SUSPEND, NULL, err);
 }
 
 static int check_same_domain(struct attach *a, struct ff_error *err)
 {
     FF_AUTO_FREE char *now = NULL;
-    int rc = virsh_domain(a, "dumpxml", "--migratable", &now, err);
+    int rc = ask_domain(a, LIBVIRT_XML_MOVES, &now, err);
 
     return rc || !strcmp(now, a->domain->xml)
                ? rc
@@ -136,7 +126,7 @@ int attach_domain_take_back(struct attach *a, struct ff_error *err)
     while ((rc = attach_qemu_status(a, status, &running, err)) || (a->was_running && !running)) {
         attach_owners_keep(a->domain); /* QEMU opens its images again */
         if (!rc)
-            rc = virsh_domain(a, "resume", NULL, NULL, err);
+            rc = ask_domain(a, LIBVIRT_RESUME, NULL, err);
         if (rc && (ff_now_ms() > end || attach_domain_has_ended(a)))
             return rc;
         if (rc)
@@ -166,76 +156,50 @@ static bool has_term(pid_t pid)
     return pending >> (SIGTERM - 1) & 1;
 }
 
-/* It has something to say, or has ended */
-static bool says_something(const struct spawn *virsh, int limit_ms)
+static bool is_answered(const struct libvirt_call *c, int limit_ms)
 {
-    struct pollfd f[] = {{.fd = virsh->out, .events = POLLIN}, {.fd = virsh->err, .events = POLLIN}};
+    struct pollfd p = {.fd = libvirt_call_fd(c), .events = POLLIN};
 
-    return poll(f, 2, limit_ms) > 0;
+    return poll(&p, 1, limit_ms) > 0;
 }
 
-/* Of a virsh, to its end */
-static int await_destroyed(const struct attach *a, struct spawn *virsh, struct ff_error *err)
+static int await_destroyed(const struct attach *a, struct libvirt_call *c, struct ff_error *err)
 {
     uint64_t end = ff_now_ms() + DESTROY_LIMIT_MS;
 
-    while (!says_something(virsh, OWNERS_TURN_MS) && ff_now_ms() < end)
+    while (!is_answered(c, OWNERS_TURN_MS) && ff_now_ms() < end)
         attach_owners_keep(a->domain);
-    int rc = virsh_end(virsh, "destroy", NULL, err);
+    int rc = libvirt_end(c, 0, NULL, err);
     attach_owners_keep(a->domain);
     return rc;
 }
 
-/* Until libvirt has sent SIGTERM to a QEMU that stands still, or its virsh has ended */
-static void await_term(const struct attach *a, const struct spawn *virsh)
+/* Until libvirt has sent SIGTERM to a QEMU that stands still, or has answered */
+static void await_term(const struct attach *a, const struct libvirt_call *c)
 {
     uint64_t end = ff_now_ms() + TERM_LIMIT_MS;
 
-    while (!has_term(a->pid) && !attach_domain_has_ended(a) && !says_something(virsh, ATTACH_TURN_MS) &&
-           ff_now_ms() < end)
+    while (!has_term(a->pid) && !attach_domain_has_ended(a) && !is_answered(c, ATTACH_TURN_MS) && ff_now_ms() < end)
         continue;
-}
-
-/* Also one that libvirtd, started again meanwhile, found gone before it heard our word. False: or nobody says */
-static bool is_over_for_libvirt(const struct attach *a)
-{
-    FF_AUTO_FREE char *names = NULL;
-    struct ff_error ignored;
-    struct strv w = {0};
-    char *rest;
-
-    strv_add(&w, "list");
-    strv_add(&w, "--name");
-    int rc = virsh_run(&w, &names, &ignored);
-    strv_free(&w);
-    for (char *n = rc ? NULL : strtok_r(names, "\n", &rest); n && !rc; n = strtok_r(NULL, "\n", &rest))
-        rc = !strcmp(n, a->o->domain);
-    return !rc;
 }
 
 void attach_domain_end(struct attach *a)
 {
-    struct ff_error why = {0};
-    struct spawn virsh = SPAWN_NONE;
-    struct strv w = {0};
+    struct ff_error why = {0}, ignored;
+    struct libvirt_call *c;
+    int rc = libvirt_begin(LIBVIRT_DESTROY, a->o->domain, NULL, -1, &c, &why);
 
-    virsh_begin(&w);
-    strv_add(&w, "destroy");
-    strv_add(&w, "--domain");
-    strv_add(&w, "%s", a->o->domain);
-    int rc = spawn_start(&virsh, w.v, NULL, &why);
-    strv_free(&w);
     if (!rc)
-        await_term(a, &virsh);
+        await_term(a, c);
     hold_end(a->hold, SIGKILL);
     a->hold = NULL;
     if (!rc)
-        rc = await_destroyed(a, &virsh, &why);
-    if (rc && is_over_for_libvirt(a))
+        rc = await_destroyed(a, c, &why);
+    /* also one that libvirtd, started again meanwhile, found gone before it heard our word */
+    if (rc && ask_domain(a, LIBVIRT_IS_ACTIVE, NULL, &ignored) == -ESRCH)
         rc = 0;
-    spawn_free(&virsh);
     if (!rc && a->domain->undefine)
-        rc = virsh_domain(a, "undefine", "--keep-nvram", NULL, &why);
+        rc = ask_domain(a, LIBVIRT_UNDEFINE, NULL, &why);
     if (rc)
         attach_say_why(a, "unconfirmed", &why);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * attach_domain.h - a QEMU that is libvirt's: it is suspended, restored, resumed and destroyed by virsh
+ * attach_domain.h - a QEMU that is libvirt's: it is suspended, restored, resumed and destroyed by libvirt
  */
 /**
  * DOC: Theory of Operation
@@ -38,8 +38,8 @@
 #define FF_CONTROL_ATTACH_ATTACH_DOMAIN_H
 
 #include "attach_private.h"
+#include "libvirt.h"
 #include "parked.h"
-#include "spawn.h"
 
 #define ATTACH_TURN_MS 5
 
@@ -65,8 +65,8 @@ struct attach_domain {
     unsigned opened;        /* how often, by libvirt */
     uint8_t *head;
     size_t head_len;
-    struct spawn restore;
-    bool restore_over, has_end_thread;
+    struct libvirt_call *restore; /* NULL: not yet, or over */
+    bool has_end_thread;
     pthread_t end_thread; /* hears the end of its QEMU */
     _Atomic bool broke; /* the link, before READY */
 };
@@ -76,7 +76,7 @@ struct attach_domain {
 /* From standard input: the key of a->address, and the domain; its end before GO ends the move */
 int attach_read_input(struct attach *a, struct ff_error *err);
 
-/* --- attach_virsh.c --- */
+/* --- attach_of_domain.c --- */
 
 int attach_domain_new(struct attach *a, const char *line, struct ff_error *err); /* of the input's second line */
 void attach_domain_free(struct attach *a);
@@ -97,7 +97,7 @@ void attach_domain_end(struct attach *a);
 
 /* --- attach_owners.c --- */
 
-void attach_owners_note(struct attach_domain *d, char *listed); /* of what virsh domblklist prints, which is taken apart */
+void attach_owners_note(struct attach_domain *d, const char *disks); /* as LIBVIRT_DISKS answers */
 void attach_owners_keep(const struct attach_domain *d); /* they are what they were */
 void attach_owners_free(struct attach_domain *d);
 

@@ -19,23 +19,19 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* "file disk vda /var/lib/libvirt/images/web.qcow2": of virsh domblklist --details */
-static const char *image_named(const char *line)
+#include "autojson.h"
+
+void attach_owners_note(struct attach_domain *d, const char *disks)
 {
-    int at = 0;
+    FF_AUTO_JSON json_t *list = json_loads(disks, 0, NULL);
+    const json_t *disk;
+    size_t i;
 
-    return sscanf(line, " file disk %*s %n", &at) == 0 && at && line[at] == '/' ? line + at : NULL;
-}
-
-void attach_owners_note(struct attach_domain *d, char *listed)
-{
-    char *rest;
-
-    for (char *line = strtok_r(listed, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
-        const char *path = image_named(line);
+    json_array_foreach(list, i, disk) {
+        const char *path = text_of(disk, "source");
         struct stat st;
 
-        if (!path || stat(path, &st) || !S_ISREG(st.st_mode))
+        if (*path != '/' || stat(path, &st) || !S_ISREG(st.st_mode))
             continue;
         d->owners = xrealloc(d->owners, (d->n_owners + 1) * sizeof(*d->owners));
         d->owners[d->n_owners++] = (struct attach_owner){xstrdup(path), st.st_uid, st.st_gid};

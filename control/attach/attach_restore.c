@@ -30,7 +30,6 @@
 #include "autojson.h"
 #include "save_image.h"
 #include "thread.h"
-#include "virsh.h"
 
 #define FOLDER "/var/lib/libvirt/qemu" /* libvirtd may read there, wherever its policy confines it to */
 #define SYSCTL "/proc/sys/vm/unprivileged_userfaultfd"
@@ -38,7 +37,6 @@
 #define MAGIC "QEVM\0\0\0\3" /* how each stream begins */
 #define MAGIC_LEN 8u
 #define END_LIMIT_MS 30000 /* libvirt's own clean-up; it waits so long for a lock */
-#define WRITE_LIMIT_MS 10000
 #define RESUME_LIMIT_MS 60000             /* a libvirtd that is started anew is there after a few seconds */
 #define RESUME_WAITS_MS (24 * 3600 * 1000) /* as of `cont`: it may wait for pages */
 #define RESUME_TURN_MS 200
@@ -82,21 +80,6 @@ static int make_fifo(struct attach_domain *d, struct ff_error *err)
     return 0;
 }
 
-static int start_restore(struct attach *a, struct ff_error *err)
-{
-    struct attach_domain *d = a->domain;
-    struct strv w = {0};
-
-    virsh_begin(&w);
-    strv_add(&w, "restore");
-    strv_add(&w, "--file");
-    strv_add(&w, "%s", d->fifo);
-    strv_add(&w, "--paused");
-    int rc = spawn_start(&d->restore, w.v, NULL, err);
-    strv_free(&w);
-    return rc;
-}
-
 static void count_opens(struct attach_domain *d)
 {
     char buffer[4096] __attribute__((aligned(8)));
@@ -116,37 +99,39 @@ static int restore_turn(struct attach *a, bool writes, struct ff_error *err)
 {
     struct attach_domain *d = a->domain;
     struct pollfd f[] = {{.fd = a->stop_fd, .events = POLLIN},
-                         {.fd = d->restore.out, .events = POLLIN},
-                         {.fd = d->restore.err, .events = POLLIN},
+                         {.fd = d->restore ? libvirt_call_fd(d->restore) : -1, .events = POLLIN},
                          {.fd = d->notify, .events = POLLIN},
                          {.fd = writes ? d->fifo_fd : -1, .events = POLLOUT}};
 
     poll(f, FF_ARRAY_LEN(f), ATTACH_TURN_MS);
-    d->restore_over |= d->restore.pid && spawn_on_output(&d->restore);
-    while (jsonl_next(&d->restore.out_lines))
-        continue;
     if (d->notify >= 0)
         count_opens(d);
     int rc = attach_check(a, err);
     return rc || !atomic_load(&d->broke) ? rc : ff_error_set(err, EPIPE, "attach: the link broke while the domain was loaded");
 }
 
+static bool is_restored(const struct attach_domain *d)
+{
+    struct pollfd p = {.fd = d->restore ? libvirt_call_fd(d->restore) : -1, .events = POLLIN};
+
+    return !d->restore || poll(&p, 1, 0) > 0;
+}
+
 /* 0: it has ended well */
 static int restore_result(struct attach_domain *d, struct ff_error *err)
 {
-    int status = 0;
+    struct libvirt_call *c = d->restore;
 
-    if (!spawn_ended(&d->restore, SPAWN_ENDS_MS, &status) || status)
-        return virsh_failed(&d->restore, "restore", status, err);
-    return 0;
+    d->restore = NULL;
+    return c ? libvirt_end(c, 0, NULL, err) : 0;
 }
 
 static int check_under_way(struct attach_domain *d, struct ff_error *err)
 {
-    if (!d->restore_over)
+    if (!is_restored(d))
         return 0;
     int rc = restore_result(d, err);
-    return rc ? rc : ff_error_set(err, EREMOTEIO, "virsh restore: it ended before it had all");
+    return rc ? rc : ff_error_set(err, EREMOTEIO, "libvirt: restore: it ended before it had all");
 }
 
 static int write_fifo(struct attach *a, const uint8_t *from, size_t len, struct ff_error *err)
@@ -163,7 +148,7 @@ static int write_fifo(struct attach *a, const uint8_t *from, size_t len, struct 
             continue;
         }
         if (errno != EAGAIN && errno != EINTR && errno != EPIPE)
-            return ff_error_set(err, errno, "virsh restore: write to its FIFO: %s", strerror(errno));
+            return ff_error_set(err, errno, "libvirt: restore: write to its FIFO: %s", strerror(errno));
         rc = restore_turn(a, errno != EPIPE, err); /* who reads no more says why */
         if (!rc)
             rc = check_under_way(d, err);
@@ -212,7 +197,7 @@ int attach_restore_begin(struct attach *a, struct ff_error *err)
     if (!rc)
         rc = make_fifo(d, err);
     if (!rc)
-        rc = start_restore(a, err);
+        rc = libvirt_begin(LIBVIRT_RESTORE, NULL, d->fifo, -1, &d->restore, err);
     if (!rc)
         rc = give_heads(a, err);
     if (!rc)
@@ -280,7 +265,7 @@ static int load_domain(struct attach *a, struct ff_error *err)
         return ff_error_set(err, EPROTO, "attach: the source sent no stream of QEMU's");
     int rc = write_fifo(a, s->data + MAGIC_LEN, s->len - MAGIC_LEN, err);
     ff_close_fd(&d->fifo_fd);
-    while (!rc && !d->restore_over)
+    while (!rc && !is_restored(d))
         rc = restore_turn(a, false, err);
     return rc ? rc : restore_result(d, err);
 }
@@ -335,8 +320,9 @@ void attach_restore_drop(struct attach *a)
     attach_domain_unlink(d); /* libvirtd would wait for ever where it opened it without a writer */
     ff_close_fd(&d->both);
     ff_close_fd(&d->fifo_fd);
-    if (d->restore.pid)
-        spawn_read_lines(&d->restore, END_LIMIT_MS, NULL, NULL);
+    if (d->restore)
+        libvirt_end(d->restore, END_LIMIT_MS, NULL, NULL);
+    d->restore = NULL;
 }
 
 /* --- from GO on --- */
@@ -353,16 +339,12 @@ int attach_restore_run(struct attach *a, struct ff_error *err)
     struct ff_error ignored;
     bool runs = false, said = false;
     char status[32];
-    struct strv w = {0};
     int rc;
 
-    strv_add(&w, "resume");
-    strv_add(&w, "--domain");
-    strv_add(&w, "%s", a->o->domain);
-    while ((rc = virsh_run(&w, NULL, err)) && !attach_domain_has_ended(a) &&
+    while ((rc = libvirt_ask(LIBVIRT_RESUME, a->o->domain, NULL, NULL, err)) && !attach_domain_has_ended(a) &&
            ff_now_ms() - begin < (rc == -ETIMEDOUT ? RESUME_WAITS_MS : RESUME_LIMIT_MS)) {
         if (!attach_qemu_status(a, status, &runs, &ignored) && runs) {
-            rc = 0; /* somebody else did so, or this virsh before libvirtd had ended */
+            rc = 0; /* somebody else did so, or we before libvirtd had ended */
             break;
         }
         if (!said)
@@ -370,34 +352,14 @@ int attach_restore_run(struct attach *a, struct ff_error *err)
         said = true;
         poll(NULL, 0, RESUME_TURN_MS);
     }
-    strv_free(&w);
     return rc;
 }
 
 void attach_restore_define(struct attach *a)
 {
     const char *xml = a->domain->define;
-    struct spawn virsh = SPAWN_NONE;
     struct ff_error why = {0};
-    struct strv w = {0};
 
-    if (!xml)
-        return;
-    virsh_begin(&w);
-    strv_add(&w, "define");
-    strv_add(&w, "--file");
-    strv_add(&w, "/dev/stdin");
-    int rc = spawn_start(&virsh, w.v, NULL, &why);
-    strv_free(&w);
-    if (!rc)
-        rc = jsonl_write(virsh.in, xml, strlen(xml), WRITE_LIMIT_MS);
-    spawn_close_input(&virsh);
-    if (!rc || rc == -EPIPE) /* its last words say why */
-        rc = virsh_end(&virsh, "define", NULL, &why);
-    else
-        ff_error_set(&why, -rc, "virsh define: %s", strerror(-rc));
-    spawn_end(&virsh, 0);
-    spawn_free(&virsh);
-    if (rc)
+    if (xml && libvirt_ask(LIBVIRT_DEFINE, NULL, xml, NULL, &why))
         attach_say_why(a, "unconfirmed", &why);
 }

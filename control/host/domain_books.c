@@ -22,6 +22,8 @@
 
 #include "autojson.h"
 #include "launcher.h"
+#include "libvirt.h"
+#include "libvirt_calls.h"
 #include "rundir.h"
 #include "virsh.h"
 
@@ -61,7 +63,7 @@ static bool domain_runs(const struct domain_books *b)
     FF_AUTO_FREE char *line = NULL;
     struct ff_error ignored;
 
-    if (virsh_monitor(b->domain, ASK_STATUS, -1, &line, &ignored))
+    if (libvirt_monitor(b->domain, ASK_STATUS, -1, &line, &ignored))
         return false;
     FF_AUTO_JSON json_t *answer = json_loads(line, 0, NULL);
     return json_is_true(json_object_get(json_object_get(answer, "return"), "running"));
@@ -317,7 +319,7 @@ static int keep_one(struct domain_books *b, const json_t *asked, char **answer, 
     const char *command = text_of(asked, "do");
 
     if (!strcmp(command, "monitor"))
-        return virsh_monitor(b->domain, text_of(asked, "line"), -1, answer, why);
+        return libvirt_monitor(b->domain, text_of(asked, "line"), -1, answer, why);
     if (!strcmp(command, "plan"))
         return keep_plan(b, text_of(asked, "id"), json_object_get(asked, "images"),
                          json_is_true(json_object_get(asked, "go-on")), why);

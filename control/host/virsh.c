@@ -1,18 +1,15 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * virsh.c - run virsh at this host's libvirt, and find the QEMU of a domain
+ * virsh.c - run virsh at this host's libvirt
  */
 #include "virsh.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 
-#define RUN_FOLDER "/run/libvirt/qemu"
+#include "libvirt_calls.h"
+
 #define VIRSH_LIMIT_MS 60000 /* libvirt's own, for the lock of a domain, is 30 s */
 
 void virsh_begin(struct strv *words)
@@ -76,65 +73,4 @@ int virsh_run(const struct strv *words, char **out, struct ff_error *err)
         text = NULL;
     }
     return rc;
-}
-
-int virsh_monitor(const char *domain, const char *line, int fd, char **answer, struct ff_error *err)
-{
-    /* this one virsh inherits; so does what another thread starts meanwhile, which does no harm */
-    FF_AUTO_CLOSE int its = fd < 0 ? -1 : fcntl(fd, F_DUPFD, 3);
-    struct strv w = {0};
-
-    if (fd >= 0 && its < 0)
-        return ff_error_set(err, errno, "virsh: duplicate a descriptor: %s", strerror(errno));
-
-    strv_add(&w, "qemu-monitor-command");
-    strv_add(&w, "--domain");
-    strv_add(&w, "%s", domain);
-    if (its >= 0) {
-        strv_add(&w, "--pass-fds");
-        strv_add(&w, "%d", its);
-    }
-    strv_add(&w, "--cmd");
-    strv_add(&w, "%s", line);
-    int rc = virsh_run(&w, answer, err);
-    strv_free(&w);
-    return rc;
-}
-
-char *domain_pid_file(const char *name)
-{
-    return xprintf(RUN_FOLDER "/%s.pid", name);
-}
-
-/* virsh looks for an id and for a UUID first */
-static bool is_name(const char *name)
-{
-    size_t len = strlen(name);
-    bool digits = strspn(name, "0123456789") == len;
-    bool uuid = strspn(name, "0123456789abcdefABCDEF-") == len && (len == 32 || len == 36);
-
-    return len && !digits && !uuid && !strchr(name, '/');
-}
-
-int domain_pid(const char *name, pid_t *pid, struct ff_error *err)
-{
-    if (!is_name(name))
-        return ff_error_set(err, EINVAL,
-                            "domain %s: want its name, not an id or a UUID (virsh takes a name that "
-                            "looks like one for one: virsh domrename)", name);
-    FF_AUTO_FREE char *path = domain_pid_file(name);
-    FILE *f = fopen(path, "re");
-    int number = 0;
-
-    if (f && fscanf(f, "%d", &number) != 1)
-        number = 0;
-    if (f)
-        fclose(f);
-    if (number <= 0 || kill(number, 0))
-        return ff_error_set(err, ESRCH,
-                            "domain %s: it does not run here (%s): see virsh list --all, and run "
-                            "farfork as root",
-                            name, number > 0 ? strerror(errno) : path);
-    *pid = number;
-    return 0;
 }

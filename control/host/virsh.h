@@ -1,17 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * virsh.h - run virsh at this host's libvirt, and find the QEMU of a domain
+ * virsh.h - run virsh at this host's libvirt
  */
 #ifndef FF_CONTROL_HOST_VIRSH_H
 #define FF_CONTROL_HOST_VIRSH_H
 
-#include <sys/types.h>
-
 #include "error.h"
 #include "spawn.h"
 #include "strv.h"
-
-#define LIBVIRT_HERE "qemu:///system"
 
 /* The words that each command begins with: virsh itself, quiet, at qemu:///system */
 void virsh_begin(struct strv *words);
@@ -26,15 +22,5 @@ int virsh_end(struct spawn *r, const char *command, char **out, struct ff_error 
 
 /* @r, a virsh that does @command, has ended with @status, which is not 0 */
 int virsh_failed(const struct spawn *r, const char *command, int status, struct ff_error *err);
-
-/* One line of QMP to the domain's monitor, by way of libvirt, with @fd, -1: none: the line that answers, to be freed.
- * To pass one takes libvirt 8.2 */
-int virsh_monitor(const char *domain, const char *line, int fd, char **answer, struct ff_error *err);
-
-/* Of a domain that this host's libvirt runs. -ESRCH: it does not */
-int domain_pid(const char *name, pid_t *pid, struct ff_error *err);
-
-/* The file that says so: there for as long as the domain runs. To be freed */
-char *domain_pid_file(const char *name);
 
 #endif

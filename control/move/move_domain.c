@@ -29,11 +29,12 @@
 #include "autojson.h"
 #include "defaults.h"
 #include "launcher.h"
+#include "libvirt.h"
 #include "move.h"
 #include "qmp_secret.h"
 #include "signals.h"
 #include "spawn.h"
-#include "virsh.h"
+#include "xml_scan.h"
 
 #define WRITE_LIMIT_MS 10000
 #define END_LIMIT_MS 60000 /* of the destination's, once the source's has ended: libvirt ends its QEMU */
@@ -113,48 +114,37 @@ static const char *reason_of(const struct domain_side *side, const char *who)
 
 /* --- the domain --- */
 
-static int dump_domain(const struct domain_move *m, const char *const *options, char **out, struct ff_error *why)
-{
-    struct strv w = {0};
-
-    strv_add(&w, "dumpxml");
-    strv_add(&w, "--domain");
-    strv_add(&w, "%s", m->o->name);
-    for (; *options; options++)
-        strv_add(&w, "%s", *options);
-    int rc = virsh_run(&w, out, why);
-    strv_free(&w);
-    return rc;
-}
-
 /* What the destination restores: with secrets, which --migratable has; the CPU as the running guest has it */
 static int look_at_domain(struct domain_move *m, struct ff_error *why)
 {
-    FF_AUTO_FREE char *xml = NULL, *cpu = NULL, *define = NULL, *status = NULL, *text = NULL;
+    FF_AUTO_FREE char *xml = NULL, *runs = NULL, *cpu = NULL, *define = NULL, *status = NULL, *text = NULL;
+    const char *name = m->o->name;
     pid_t pid;
-    int rc = domain_pid(m->o->name, &pid, why);
+    int rc = domain_pid(name, &pid, why);
 
     if (rc)
         return rc;
     m->qemu_fd = (int)syscall(SYS_pidfd_open, pid, 0);
     if (m->qemu_fd < 0)
-        return ff_error_set(why, errno, "domain %s: its process %d: %s", m->o->name, (int)pid, strerror(errno));
-    rc = virsh_monitor(m->o->name, "{\"execute\":\"query-status\"}", -1, &status, why);
+        return ff_error_set(why, errno, "domain %s: its process %d: %s", name, (int)pid, strerror(errno));
+    rc = libvirt_monitor(name, "{\"execute\":\"query-status\"}", -1, &status, why);
     FF_AUTO_JSON json_t *answer = rc ? NULL : json_loads(status, 0, NULL);
     m->was_running = json_is_true(json_object_get(json_object_get(answer, "return"), "running"));
     if (!rc)
-        rc = dump_domain(m, (const char *[]){"--migratable", NULL}, &xml, why);
+        rc = libvirt_ask(LIBVIRT_XML_MOVES, name, NULL, &xml, why);
     if (!rc)
-        rc = dump_domain(m, (const char *[]){"--xpath", "/domain/cpu", NULL}, &cpu, why);
+        rc = libvirt_ask(LIBVIRT_XML, name, NULL, &runs, why);
+    if (!rc)
+        rc = xml_element(runs, "/domain/cpu", &cpu, why);
     if (!rc && m->persistent)
-        rc = dump_domain(m, (const char *[]){"--inactive", "--migratable", "--security-info", NULL}, &define, why);
+        rc = libvirt_ask(LIBVIRT_XML_DEFINED, name, NULL, &define, why);
     if (rc)
         return rc;
-    FF_AUTO_JSON json_t *o = json_pack("{ss ss* ss* sb}", "xml", xml, "cpu", *cpu ? cpu : NULL, "define", define,
+    FF_AUTO_JSON json_t *o = json_pack("{ss ss* ss* sb}", "xml", xml, "cpu", cpu, "define", define,
                                        "undefine", m->undefine);
     text = o ? json_dumps(o, JSON_COMPACT) : NULL;
     if (!text)
-        return ff_error_set(why, EPROTO, "domain %s: virsh dumpxml printed no UTF-8", m->o->name);
+        return ff_error_set(why, EPROTO, "domain %s: its XML is no UTF-8", name);
     m->given = xprintf("%s\n", text);
     return 0;
 }
@@ -267,7 +257,6 @@ static int give_back_domain(struct domain_move *m)
 {
     struct pollfd ended = {.fd = m->qemu_fd, .events = POLLIN};
     struct ff_error why;
-    struct strv w = {0};
 
     spawn_close_input(&m->there.run);
     if (poll(&ended, 1, KILLED_LIMIT_MS)) { /* or nobody knows */
@@ -275,11 +264,7 @@ static int give_back_domain(struct domain_move *m)
         return MOVE_EXIT_TROUBLE;
     }
     ff_error_set(&m->why, ECHILD, "the side here was killed");
-    strv_add(&w, "resume");
-    strv_add(&w, "--domain");
-    strv_add(&w, "%s", m->o->name);
-    int rc = m->was_running ? virsh_run(&w, NULL, &why) : 0;
-    strv_free(&w);
+    int rc = m->was_running ? libvirt_ask(LIBVIRT_RESUME, m->o->name, NULL, NULL, &why) : 0;
     if (rc)
         m->here.note = xstrdup(why.text);
     return MOVE_EXIT_HERE;

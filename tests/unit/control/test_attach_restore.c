@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_attach_restore.c - what a virsh restore of the test's own reads from the FIFO: of libvirt 9, which opens it once, of 11.2,
+ * test_attach_restore.c - what a restore of the test's own reads from the FIFO: of libvirt 9, which opens it once, of 11.2,
  * which opens it twice, and of one that refuses
  */
 #include "unit.h"
@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 
 #include "attach_domain.h"
+#include "libvirt_calls.h"
 
 #define XML "<domain><name>web</name></domain>"
 #define HEAD_LEN (92 + sizeof(XML))
@@ -19,10 +20,10 @@
 #define GIVEN "{\"xml\":\"" XML "\"}"
 
 /* It is libvirtd, and then QEMU: the last one to open it. That reads the head, has a pid file, and reads on */
-static const char virsh[] = "#!/bin/sh\n"
+static const char libvirtd[] = "#!/bin/sh\n"
                             "cd %s\n"
-                            "for word; do case $word in */farfork-*.save) fifo=$word;; esac; done\n"
-                            "[ -e refuses ] && { echo 'error: no such disk' >&2; exit 1; }\n"
+                            "fifo=$1\n"
+                            "[ -e refuses ] && exit 1\n"
                             "[ -e twice ] && head -c " HEAD_LEN_TEXT " <$fifo >head.1\n"
                             "exec 4<$fifo\n"
                             "dd bs=1 count=" HEAD_LEN_TEXT " <&4 >head 2>/dev/null\n"
@@ -58,14 +59,60 @@ static size_t read_file(const char *name, char *to, size_t room)
     return n;
 }
 
+/* --- the libvirt that asks it to --- */
+
+static const struct virt_error *fake_error(void)
+{
+    static const struct virt_error refuses = {.code = 1, .message = (char *)"no such disk"};
+
+    return &refuses;
+}
+
+static struct virt_connect *fake_open(const char *uri)
+{
+    return (void *)(uintptr_t)uri;
+}
+
+static int fake_fine(struct virt_connect *c)
+{
+    return !c;
+}
+
+static int fake_is_alive(struct virt_connect *c)
+{
+    return c != NULL;
+}
+
+static int fake_version(struct virt_connect *c, unsigned long *version)
+{
+    *version = 9000000;
+    return !c;
+}
+
+static int fake_restore(struct virt_connect *c, const char *from, const char *xml, unsigned flags)
+{
+    FF_AUTO_FREE char *command = xprintf("exec %s/libvirtd %s", base, from);
+
+    assert_true(c && !xml && flags == VIRT_SAVE_PAUSED);
+    return system(command) ? -1 : 0;
+}
+
+static const struct libvirt_calls calls = {.get_last_error = fake_error,
+                                           .connect_open = fake_open,
+                                           .connect_close = fake_fine,
+                                           .connect_ref = fake_fine,
+                                           .connect_is_alive = fake_is_alive,
+                                           .connect_get_lib_version = fake_version,
+                                           .domain_restore = fake_restore};
+
 static int set_up(void **state)
 {
     (void)state;
     if (!mkdtemp(base))
         return -1;
-    FF_AUTO_FREE char *text = xprintf(virsh, base), *path = xprintf("%s:%s", base, getenv("PATH"));
-    write_file("virsh", text, 0755);
-    return setenv("PATH", path, 1);
+    FF_AUTO_FREE char *text = xprintf(libvirtd, base);
+    write_file("libvirtd", text, 0755);
+    return 0;
 }
 
 static int tear_down(void **state)
@@ -73,7 +120,7 @@ static int tear_down(void **state)
     char ignored[1];
 
     (void)state;
-    read_file("virsh", ignored, 1);
+    read_file("libvirtd", ignored, 1);
     return rmdir(base);
 }
 
@@ -138,7 +185,7 @@ static void refused(void **state)
     (void)state;
     write_file("refuses", "", 0600);
     assert_fails(begin(&err), EREMOTEIO);
-    assert_error(err, EREMOTEIO, "virsh restore", "no such disk");
+    assert_error(err, EREMOTEIO, "restore", "no such disk");
     read_file("refuses", ignored, 1);
 }
 
@@ -154,6 +201,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(opened), cmocka_unit_test(refused)};
 
+    libvirt_calls_are(&calls);
     /* folders of libvirt's, and a kernel that permits it to watch memory, in this process's eyes alone */
     if (geteuid() || unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
         mount("none", "/run", "tmpfs", 0, NULL) || mkdir("/run/libvirt", 0755) || mkdir("/run/libvirt/qemu", 0755) ||

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * attach_virsh.c - what one side keeps of a domain, and the QEMU of it, by way of libvirt; see attach_domain.h
+ * attach_of_domain.c - what one side keeps of a domain, and the QEMU of it, by way of libvirt; see attach_domain.h
  */
 #include "attach_domain.h"
 
@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "autojson.h"
-#include "virsh.h"
+#include "libvirt.h"
 
 static char *text_copy(const json_t *o, const char *name)
 {
@@ -32,8 +32,7 @@ int attach_domain_new(struct attach *a, const char *line, struct ff_error *err)
                                 .qemu_fd = -1,
                                 .notify = -1,
                                 .both = -1,
-                                .fifo_fd = -1,
-                                .restore = SPAWN_NONE};
+                                .fifo_fd = -1};
     a->domain = d;
     return d->xml ? 0 : ff_error_set(err, EINVAL, "--domain: want an object with the domain's \"xml\" as the second line of "
                                                   "input");
@@ -56,8 +55,8 @@ void attach_domain_free(struct attach *a)
     if (d->has_end_thread)
         pthread_join(d->end_thread, NULL);
     attach_domain_unlink(d);
-    spawn_leave(&d->restore);
-    spawn_free(&d->restore);
+    if (d->restore)
+        libvirt_end(d->restore, 0, NULL, NULL);
     ff_close_fd(&d->qemu_fd);
     ff_close_fd(&d->notify);
     ff_close_fd(&d->both);
@@ -73,11 +72,11 @@ void attach_domain_free(struct attach *a)
 }
 
 /* A command of QMP: see qmp_by() */
-static int carry_by_virsh(void *opaque, const char *line, int fd, char **answer, struct ff_error *err)
+static int carry_by_libvirt(void *opaque, const char *line, int fd, char **answer, struct ff_error *err)
 {
     const struct attach *a = opaque;
 
-    return virsh_monitor(a->o->domain, line, fd, answer, err);
+    return libvirt_monitor(a->o->domain, line, fd, answer, err);
 }
 
 int attach_domain_connect(struct attach *a, struct ff_error *err)
@@ -90,7 +89,7 @@ int attach_domain_connect(struct attach *a, struct ff_error *err)
     d->qemu_fd = (int)syscall(SYS_pidfd_open, a->pid, 0);
     if (d->qemu_fd < 0)
         return ff_error_set(err, errno, "domain %s: its process %d: %s", a->o->domain, (int)a->pid, strerror(errno));
-    a->q = qmp_by(carry_by_virsh, a, a->pid);
+    a->q = qmp_by(carry_by_libvirt, a, a->pid);
     return 0;
 }
 
