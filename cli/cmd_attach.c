@@ -37,6 +37,8 @@ static int attach_usage(FILE *out)
         "  --rundir DIR            a run directory that is removed at the end\n"
         "  --keep                  source: its QEMU is not ended when all is there: it stands still\n"
         "  --watcher PATH          destination: unix socket of who may attach to QEMU\n"
+        "  --return PATH           the guest went with visit=on, and comes back: the monitor of the process on this host\n"
+        "                          that moved it; the destination's ADDRESS has precopy=1 then\n"
         "  --metrics-dir DIR       count there, for monitoring\n"
         "  --json                  print events, a JSON object a line\n"
         "  -h, --help              print this text\n\n"
@@ -50,7 +52,7 @@ static int attach_usage(FILE *out)
 int cmd_attach(int argc, char **argv)
 {
     enum { SOURCE = 256, DESTINATION, QMP, PID, CONNECT, JSON, MONITOR, RUNDIR, KEEP, WATCHER, METRICS_DIR,
-           DOMAIN, PARENT };
+           DOMAIN, PARENT, RETURN };
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
                                             {"source", no_argument, NULL, SOURCE},
                                             {"destination", no_argument, NULL, DESTINATION},
@@ -64,6 +66,7 @@ int cmd_attach(int argc, char **argv)
                                             {"watcher", required_argument, NULL, WATCHER},
                                             {"metrics-dir", required_argument, NULL, METRICS_DIR},
                                             {"domain", required_argument, NULL, DOMAIN},
+                                            {"return", required_argument, NULL, RETURN},
                                             {"json", no_argument, NULL, JSON},
                                             {0}};
     struct attach_options o = {0};
@@ -88,6 +91,7 @@ int cmd_attach(int argc, char **argv)
         case WATCHER: o.watcher = optarg; break;
         case KEEP: o.keep = true; break;
         case DOMAIN: o.domain = optarg; break;
+        case RETURN: o.returns = optarg; break;
         case METRICS_DIR: o.metrics_dir = optarg; break;
         case JSON: o.json = true; break;
         default: return opt == 'h' ? attach_usage(stdout) : value_unknown("farfork attach");
@@ -98,7 +102,7 @@ int cmd_attach(int argc, char **argv)
         return parent_run(o.qmp);
     if (o.path && !strncmp(o.path, "unix:", 5)) /* as QEMU writes it */
         o.path += 5;
-    if (o.domain ? o.qmp || o.path || o.pid || o.monitor || o.keep || o.watcher : !o.qmp || !o.path != source)
+    if (o.domain ? o.qmp || o.path || o.pid || o.monitor || o.keep || o.watcher || o.returns : !o.qmp || !o.path != source)
         return attach_usage(stderr);
     if (source == destination || (o.watcher && source) || (o.keep && !source) ||
         argc - optind != !o.monitor)

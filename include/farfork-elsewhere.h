@@ -68,7 +68,9 @@ int ff_source_add_region_of(struct ff_source *s, const struct ff_region *r, pid_
  * hugetlb have to be shared (a memfd or a file). What reads as zeros is left missing, where pages are
  * of 4 KiB: that process gets zeros when it watches no longer.
  *
- * With precopy=1 there is a pass where ff_dest_adopt() came before ff_dest_recv_state().
+ * With precopy=1 there is a pass where ff_dest_adopt() came before ff_dest_recv_state(). With visit=on the userfaultfd
+ * has to log writes (UFFD_FEATURE_WP_ASYNC, UFFDIO_REGISTER_MODE_WP): pages land write-protected, so that what the
+ * page tables say is written was written there, or may have been.
  *
  * Return: 0; -EINVAL: there is a region
  */
@@ -110,6 +112,24 @@ int ff_dest_adopt(struct ff_dest *d, int uffd, struct ff_error *err);
 void ff_dest_on_discard(struct ff_dest *d,
                         int (*fn)(void *opaque, const struct iovec *part, unsigned n, struct ff_error *err),
                         void *opaque);
+
+#define FF_PASS_MAX (2u << 20)
+
+/**
+ * ff_dest_on_pass() - with precopy=1: the pass takes memory from the caller, who has an earlier state of it on this host
+ * @fn: bring part of a region, by its place in the order of addition: whole pages, at most FF_PASS_MAX, to @into. A page
+ *      whose bit it sets in @zero holds zeros, and is not brought. Called in a thread of the pass. Its error ends the move
+ *
+ * What ff_source_dirty() names comes from the source; all else stays as @fn has brought it. So @fn has to have
+ * memory as it was when the source's log began. Call it before ff_dest_start().
+ */
+void ff_dest_on_pass(struct ff_dest *d,
+                     int (*fn)(void *opaque, uint32_t region, uint64_t offset, uint32_t len, uint8_t *into,
+                               uint8_t *zero, struct ff_error *err),
+                     void *opaque);
+
+/* As ff_source_session(), once ff_dest_accept() has returned 0 */
+void ff_dest_session_text(const struct ff_dest *d, char out[FF_SESSION_TEXT]);
 
 /* Wait until every page is here: 0; -ECANCELED; -ETIMEDOUT; and go on waiting over a link that
  * breaks and comes back. Any thread; -1: no limit. From then on the other process may end its watch */

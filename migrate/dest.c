@@ -189,8 +189,10 @@ static int start_pager(struct ff_dest *d, struct ff_error *err)
         ff_pager_free(&d->pager);
         return rc;
     }
-    if (d->regions.elsewhere)
+    if (d->regions.elsewhere) {
         ff_elsewhere_on_discard(&d->pager, d->on_discard, d->on_discard_opaque);
+        ff_elsewhere_on_pass(&d->pager, d->on_pass, d->on_pass_opaque);
+    }
     d->pager_used = true;
     d->pager.may_be_fed = dest_may_be_fed(d) && d->addr.prefill != FF_PREFILL_OFF && !d->addr.verify &&
                           !d->verbs;

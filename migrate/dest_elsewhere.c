@@ -36,6 +36,20 @@ void ff_dest_on_discard(struct ff_dest *d,
     d->on_discard_opaque = opaque;
 }
 
+void ff_dest_on_pass(struct ff_dest *d,
+                     int (*fn)(void *opaque, uint32_t region, uint64_t offset, uint32_t len, uint8_t *into,
+                               uint8_t *zero, struct ff_error *err),
+                     void *opaque)
+{
+    d->on_pass = fn;
+    d->on_pass_opaque = opaque;
+}
+
+void ff_dest_session_text(const struct ff_dest *d, char out[FF_SESSION_TEXT])
+{
+    ff_session_text(d->session, out);
+}
+
 void ff_dest_on_table(struct ff_dest *d,
                       int (*fn)(void *opaque, const struct ff_region *r, unsigned n,
                                 struct ff_error *err),

@@ -59,6 +59,8 @@ struct ff_dest {
     void *on_complete_opaque;
     int (*on_discard)(void *opaque, const struct iovec *part, unsigned n, struct ff_error *err); /* likewise */
     void *on_discard_opaque;
+    ff_pass_fn *on_pass; /* likewise */
+    void *on_pass_opaque;
     int (*on_table)(void *opaque, const struct ff_region *r, unsigned n, struct ff_error *err);
     void *on_table_opaque; /* likewise: see ff_dest_on_table() */
     uint8_t session[FF_SESSION_LEN];

@@ -134,8 +134,6 @@ int dest_check_return(const struct ff_dest *d, struct ff_error *err)
 {
     bool returns = d->peer.features & FF_WIRE_RETURNS;
 
-    if (d->addr.visit && d->regions.elsewhere)
-        return ff_error_set(err, ENOTSUP, "hello: visit=on: no guest returns from another process's memory");
     if (!returns && !d->keeps)
         return 0;
     if (!returns)

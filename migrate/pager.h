@@ -354,6 +354,11 @@ void ff_wants_later(struct ff_pager *p, uint32_t region, uint64_t page, bool hol
 
 void *ff_fault_main(void *pager);
 void *ff_prefill_main(void *pager);
+
+/* Likewise, of a pass whose memory is on this host: as ff_dest_on_pass() has it */
+typedef int ff_pass_fn(void *opaque, uint32_t region, uint64_t offset, uint32_t len, uint8_t *into, uint8_t *zero,
+                       struct ff_error *err);
+void *ff_pass_local_main(void *pager);
 int ff_fault_engine_new(struct ff_pager *p, struct ff_error *err);
 int ff_fault_engine_attach(struct ff_pager *p, struct ff_error *err); /* to p->link; likewise: */
 int ff_prefill_engine_attach(struct ff_pager *p, struct ff_error *err);

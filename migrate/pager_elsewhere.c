@@ -13,6 +13,8 @@ struct ff_elsewhere {
     _Atomic bool adopted;
     int (*on_discard)(void *opaque, const struct iovec *part, unsigned n, struct ff_error *err);
     void *on_discard_opaque;
+    ff_pass_fn *on_pass;
+    void *on_pass_opaque;
 };
 
 int ff_elsewhere_new(struct ff_pager *p, struct ff_error *err)
@@ -43,12 +45,25 @@ int ff_elsewhere_discard(struct ff_pager *p, const struct iovec *part, unsigned 
                          : ff_error_set(err, ENOTSUP, "nobody discards memory of the other process");
 }
 
+void ff_elsewhere_on_pass(struct ff_pager *p, ff_pass_fn *fn, void *opaque)
+{
+    p->elsewhere->on_pass = fn;
+    p->elsewhere->on_pass_opaque = opaque;
+}
+
+ff_pass_fn *ff_elsewhere_pass(const struct ff_pager *p, void **opaque)
+{
+    *opaque = p->elsewhere ? p->elsewhere->on_pass_opaque : NULL;
+    return p->elsewhere ? p->elsewhere->on_pass : NULL;
+}
+
 int ff_elsewhere_adopt(struct ff_pager *p, int uffd, struct ff_error *err)
 {
     const struct ff_uffd_range *first = &p->region[0].range;
     struct ff_uffd u = {.fd = -1, .keep_fd = -1};
 
     int rc = ff_uffd_adopt(&u, uffd, (uintptr_t)first->host, first->psize, err);
+    u.protects = p->opts->visit;
     for (unsigned i = 0; i < p->n_regions && !rc; i++)
         rc = ff_uffd_check(&u, &p->region[i].range, p->region[i].name, err);
     if (rc) {

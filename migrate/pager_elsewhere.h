@@ -32,6 +32,10 @@ void ff_elsewhere_on_discard(struct ff_pager *p,
                              void *opaque);
 int ff_elsewhere_discard(struct ff_pager *p, const struct iovec *part, unsigned n, struct ff_error *err);
 
+/* Who has an earlier state of that memory; without one NULL, and the link brings it */
+void ff_elsewhere_on_pass(struct ff_pager *p, ff_pass_fn *fn, void *opaque);
+ff_pass_fn *ff_elsewhere_pass(const struct ff_pager *p, void **opaque);
+
 /* ff_pager_image_frozen() follows, once the state's keys are here. @uffd is taken, also on failure. -EINVAL: it does not watch a region */
 int ff_elsewhere_adopt(struct ff_pager *p, int uffd, struct ff_error *err);
 bool ff_elsewhere_is_adopted(const struct ff_pager *p);

@@ -63,7 +63,9 @@ int ff_pager_start_precopy(struct ff_pager *p, struct ff_error *err)
     p->mode = FF_PREFILL_PULL; /* the source does not run yet what would push */
     p->in_precopy = true;
     p->precopy_from_ns = ff_now_ns();
-    int rc = ff_thread_start(&p->prefill_thread, ff_prefill_main, p, "farfork-prefill", err);
+    void *opaque;
+    int rc = ff_thread_start(&p->prefill_thread, ff_elsewhere_pass(p, &opaque) ? ff_pass_local_main : ff_prefill_main, p,
+                             "farfork-prefill", err);
     p->prefill_up = !rc;
     return rc;
 }

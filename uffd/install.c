@@ -190,7 +190,7 @@ static int64_t install_once(struct ff_uffd *u, uint64_t dst, const void *src, ui
     struct uffdio_copy c = {.dst = dst,
                             .src = (uintptr_t)src,
                             .len = len,
-                            .mode = wake ? 0 : UFFDIO_COPY_MODE_DONTWAKE};
+                            .mode = (wake ? 0 : UFFDIO_COPY_MODE_DONTWAKE) | (u->protects ? UFFDIO_COPY_MODE_WP : 0)};
     return ioctl(u->fd, UFFDIO_COPY, &c) < 0 && c.copy <= 0 ? -errno : c.copy;
 }
 

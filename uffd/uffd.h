@@ -49,6 +49,7 @@ struct ff_uffd {
     bool may_block;    /* a read: this kernel has no other */
     uint64_t features; /* that the kernel has and we enabled */
     const char *way;   /* "/dev/userfaultfd" or "userfaultfd(2)" */
+    bool protects;     /* what is copied lands write-protected: the kernel logs the first write to it */
 };
 
 struct ff_uffd_range {

@@ -208,6 +208,7 @@ void attach_close(struct attach *a)
     watch_leave(&a->watch);
     leash_end(&a->leash);
     written_end(&a->written);
+    attach_earlier_close(a);
     free(a->bits);
     free(a->maps);
     free(a->small);

@@ -50,12 +50,13 @@ enum {
  * @domain:  instead of @qmp: the QEMU is libvirt's: attach_domain.h; both sides
  * @rundir:  a run directory, to be removed at the end; NULL: none
  * @watcher: destination: watcher.h's socket; NULL: this process may attach itself
+ * @returns: the guest went by attaching and comes back: monitor of the process on this host that moved it; NULL: it does not
  * @keep:    source: the QEMU is not ended when its guest is there
  * @metrics_dir: count there; NULL: nowhere
  * @json:    events on standard output, an object a line
  */
 struct attach_options {
-    const char *qmp, *path, *address, *monitor, *rundir, *metrics_dir, *watcher, *domain;
+    const char *qmp, *path, *address, *monitor, *rundir, *metrics_dir, *watcher, *domain, *returns;
     pid_t pid;
     bool json, keep;
 };

@@ -134,15 +134,15 @@ static int fetch_all(struct attach *a, struct ff_error *refused, struct ff_error
     rc = ff_dest_running(a->dest, err);
     if (!rc)
         rc = ff_dest_wait_done(a->dest, err);
-    while (rc) {
+    while (rc && !attach_has_returned(a)) {
         if (a->watch_rc)
             return rc;
         rc = next_link(a, err);
         if (rc)
-            return rc;
+            return attach_has_returned(a) ? 0 : rc;
         rc = ff_dest_wait_done(a->dest, err);
     }
-    return 0;
+    return 0; /* or the guest has gone home from here */
 }
 
 /* READY was sent: 0: GO has come; -ESTALE: it never will */
@@ -218,7 +218,7 @@ static int follow_dest(struct attach *a)
         if (refused.code)
             attach_say_why(a, "paused here", &refused);
     }
-    if (all && !ff_dest_is_told(a->dest) && a->reconnect_ms) /* the source may not know yet */
+    if (all && !attach_has_returned(a) && !ff_dest_is_told(a->dest) && a->reconnect_ms) /* the source may not know yet */
         ff_dest_recover(a->dest, (int)a->reconnect_ms, NULL);
     return rc || refused.code ? ATTACH_EXIT_TROUBLE : 0;
 }

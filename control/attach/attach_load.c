@@ -10,6 +10,7 @@
 
 #include "attach_domain.h"
 #include "autojson.h"
+#include "farfork-return.h"
 #include "thread.h"
 
 static int look_at_dest(struct attach *a, struct ff_error *err)
@@ -60,6 +61,7 @@ static int open_dest(struct attach *a, struct ff_error *err)
         ff_dest_on_table(d, attach_restore_find, a);
     ff_dest_on_discard(d, on_discard, a);
     attach_lease_offer(a);
+    rc = rc ? rc : attach_earlier_use(a, err);
     for (unsigned i = 0; !rc && i < a->n_main; i++)
         rc = attach_add_dest_region(a, &a->main[i], err);
     if (!rc)
@@ -78,7 +80,7 @@ static int watch_memory(struct attach *a, struct ff_error *err)
     if (rc)
         return rc;
     rc = a->o->watcher ? watcher_begin(w, a->o->watcher, a->pid, d.there, a->main, a->n_main, err)
-                       : watch_begin(w, a->pid, 0, d.there, a->main, a->n_main, err);
+                       : watch_begin(w, a->pid, 0, d.there, a->main, a->n_main, ff_address_visit(a->address), err);
     pthread_mutex_lock(&a->qmp_lock);
     watch_drop_device(a->q, &d);
     pthread_mutex_unlock(&a->qmp_lock);
@@ -157,14 +159,31 @@ static int give_stream(struct attach *a, struct ff_error *err)
     return rc;
 }
 
+/* What a visit cannot do yet is refused before anything is touched */
+static int check_visit(const struct attach *a, struct ff_error *err)
+{
+    if (!ff_address_visit(a->address))
+        return 0;
+    if (a->domain || a->o->watcher)
+        return ff_error_set(err, ENOTSUP, "visit=on: not %s", a->domain ? "with a domain of libvirt's"
+                            : "by a watcher: the agent has to be without its filter (--unconfined)");
+    return written_possible(err);
+}
+
 int attach_load(struct attach *a, struct ff_error *err)
 {
-    int rc = a->domain ? attach_restore_begin(a, err) : look_at_dest(a, err);
+    char config[ATTACH_CONFIG_MAX];
+    int rc = check_visit(a, err);
 
+    if (!rc)
+        rc = a->domain ? attach_restore_begin(a, err) : look_at_dest(a, err);
+    if (!rc)
+        rc = attach_earlier_open(a, err);
+    attach_config(a, config);
     if (!rc)
         rc = open_dest(a, err);
     if (!rc)
-        rc = ff_dest_accept(a->dest, ATTACH_CONFIG, err);
+        rc = ff_dest_accept(a->dest, config, err);
     if (!rc)
         attach_event(a, "connected", json_pack("{s:s}", "link", ff_dest_link(a->dest)));
     if (!rc)
@@ -208,6 +227,8 @@ static int on_complete(void *opaque, struct ff_error *err)
     else
         finish_main(a);
     a->has_finish = false;
+    if (!a->watch_rc)
+        attach_tell_returned(a);
     return a->watch_rc ? ff_error_set(err, -a->watch_rc, "%s", a->watch_why.text) : 0;
 }
 

@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 
 #include "attach_domain.h"
+#include "farfork-return.h"
 int attach_look(struct attach *a, struct ff_error *err)
 {
     int rc = a->domain ? attach_domain_connect(a, err) : attach_qemu_connect(a, err);
@@ -16,6 +17,8 @@ int attach_look(struct attach *a, struct ff_error *err)
     if (a->pid <= 0)
         return ff_error_set(err, ESRCH, "QEMU: its process is not of this PID namespace: name it by --pid");
     rc = outside_may(a->pid, true, err);
+    if (a->is_source && a->o->returns) /* of that process, which is beside it */
+        return rc;
     return rc ? rc : alone_begin(a->pid, &a->alone, err);
 }
 
@@ -95,6 +98,9 @@ static int check_huge(const struct attach *a, const struct outside_block *b, str
     int rc = b->psize > 4096 ? outside_open(a->pid, b, false, &m, err) : 0;
 
     ff_close_fd(&m.fd);
+    if (!rc && b->psize > 4096 && ff_address_visit(a->address))
+        return ff_error_set(err, ENOTSUP, "QEMU: block %s: huge pages of hugetlbfs: a guest that has them does not visit by "
+                            "attaching", b->name);
     if (rc || b->psize == 4096 || m.is_shared)
         return rc;
     return ff_error_set(err, ENOTSUP,

@@ -23,6 +23,7 @@
 #include "written.h"
 
 #define ATTACH_CONFIG "attach 1"       /* both sides mean the same by what they send */
+#define ATTACH_CONFIG_MAX 80
 #define ATTACH_MAIN_BYTES (1u << 20)   /* below it a block travels with the state */
 #define ATTACH_POLL_MS 5
 #define ATTACH_QMP_LIMIT_MS 60000
@@ -70,6 +71,7 @@ struct attach {
     uint64_t *bits;
     bool precopies;       /* it began: the last of it is due in the pause */
     struct watch watch;   /* destination */
+    struct attach_earlier *earlier; /* of a return: attach_return.c */
     struct leash leash;   /* destination, with fallback=go */
     bool lease_ran;       /* ... the lease's thread's: the guest is to go on when there is one again */
     bool listens;         /* destination: its QEMU waits for a migration, which is ours */
@@ -105,6 +107,7 @@ struct attach {
     const char *take_back;   /* what has become of that, as query-migrate has it; NULL: nothing was said since the link broke */
     char not_started[32];    /* source: somebody knows that the destination never ran the guest */
     bool hears_not_started;  /* ... and it may still be said */
+    bool returned;           /* of a guest that visits: it has gone home, and all of it is there */
     bool lost, left;         /* source: no link comes any more, and its QEMU is held until somebody says what; or leaves it so */
     bool is_over, said_last; /* the status is the last one; a client has heard it */
     bool cont_done, cont_waits; /* waits: of the main thread, which has given up */
@@ -195,6 +198,18 @@ void attach_save_over(struct attach *a, int code); /* (8); after GO, whatever ca
 int attach_precopy(struct attach *a, struct ff_error *err);      /* while the guest runs */
 int attach_precopy_last(struct attach *a, struct ff_error *err); /* once its threads are held, before STATE */
 void attach_precopy_end(struct attach *a); /* nothing of it is left in the guest's QEMU */
+
+/* --- attach_return.c: nothing but for a guest that comes back --- */
+
+int attach_earlier_open(struct attach *a, struct ff_error *err); /* with blocks known */
+int attach_earlier_use(struct attach *a, struct ff_error *err);  /* the destination, before it starts */
+void attach_earlier_close(struct attach *a);
+void attach_config(const struct attach *a, char out[ATTACH_CONFIG_MAX]);
+void attach_tell_returned(struct attach *a); /* to who has moved it before */
+bool attach_has_returned(struct attach *a);
+/* Commands, under lock */
+int attach_visit_command(struct attach *a, json_t **result, struct ff_error *why);
+int attach_returned_command(struct attach *a, const json_t *arguments, struct ff_error *why);
 
 /* --- attach_lease.c: the destination, with fallback=go --- */
 

@@ -19,7 +19,7 @@
 static int look_at_source(struct attach *a, struct ff_error *err)
 {
     char status[32];
-    int rc = ff_address_precopy(a->address) ? written_possible(err) : 0;
+    int rc = ff_address_precopy(a->address) || a->o->returns ? written_possible(err) : 0;
 
     if (!rc)
         rc = attach_look(a, err);
@@ -34,6 +34,8 @@ static int look_at_source(struct attach *a, struct ff_error *err)
     if (!rc)
         rc = attach_find_blocks(a, err);
     if (!rc)
+        rc = attach_earlier_open(a, err);
+    if (!rc && !a->earlier)
         rc = outside_check_whole(a->pid, a->all, a->n_all, err);
     if (!rc)
         rc = attach_new_source(a, err);
@@ -172,12 +174,14 @@ static int stop_and_save(struct attach *a, struct ff_error *err)
 
 int attach_save(struct attach *a, struct ff_error *err)
 {
+    char config[ATTACH_CONFIG_MAX];
     int rc = look_at_source(a, err);
 
+    attach_config(a, config);
     if (!rc)
         rc = begin_stream(a, err);
     if (!rc)
-        rc = ff_source_connect(a->source, ATTACH_CONFIG, err);
+        rc = ff_source_connect(a->source, config, err);
     if (!rc)
         rc = ff_source_publish(a->source, err);
     if (!rc)

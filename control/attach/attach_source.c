@@ -17,7 +17,9 @@ static int serve_there(struct attach *a, struct ff_error *err)
 
     if (!rc && !a->run_ns)
         attach_runs(a);
-    return rc ? rc : ff_source_wait_done(a->source, err);
+    if (!rc)
+        rc = ff_source_wait_done(a->source, err);
+    return attach_has_returned(a) ? 0 : rc;
 }
 
 /* No link comes any more: @rc. The QEMU here is held for as long as it lives: so that neither SIGCONT nor what its monitor was
@@ -32,15 +34,17 @@ static int hold_on(struct attach *a, int rc, struct ff_error *err)
     pthread_mutex_lock(&a->lock);
     a->hears_not_started = may_come;
     a->lost = true;
-    while (!(may_come && *a->not_started) && !a->left && !ended) {
+    while (!(may_come && *a->not_started) && !a->left && !a->returned && !ended) {
         ff_cond_wait_until(&a->changed, &a->lock, ff_now_ns() + END_LOOK_NS);
         pthread_mutex_unlock(&a->lock);
         ended = !attach_qemu_is_there(a);
         pthread_mutex_lock(&a->lock);
     }
     a->hears_not_started = a->lost = false;
-    bool is = may_come && *a->not_started;
+    bool is = may_come && *a->not_started, returned = a->returned;
     pthread_mutex_unlock(&a->lock);
+    if (returned)
+        return 0;
     return is ? ff_source_not_started(a->source, a->not_started, err) : rc;
 }
 
@@ -138,7 +142,7 @@ static int give_away(struct attach *a, struct ff_error *err)
         if (rc == -ETIME || rc == -EKEYREVOKED)
             return rc;
         if (rc)
-            return hold_on(a, rc, err);
+            return attach_has_returned(a) ? 0 : hold_on(a, rc, err);
         drop_take_back(a);
         attach_event(a, "resumed", NULL);
         rc = serve_there(a, err);
@@ -209,6 +213,7 @@ static int follow_source(struct attach *a)
         return stay_taken_back(a);
     if (rc)
         return ATTACH_EXIT_TROUBLE;
+    attach_tell_returned(a); /* that goes, too, since its QEMU does */
     attach_save_over(a, 0);
     attach_event(a, "complete", NULL);
     return 0;

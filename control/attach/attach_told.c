@@ -195,6 +195,10 @@ static int own_command(struct attach *a, const char *execute, const json_t *argu
     }
     if (!strcmp(execute, a->is_source ? "x-rdma-postcopy-take-back" : "x-rdma-postcopy-release"))
         return lost_command(a, arguments, why);
+    if (!strcmp(execute, "x-farfork-visit"))
+        return attach_visit_command(a, result, why);
+    if (!strcmp(execute, "x-farfork-returned"))
+        return attach_returned_command(a, arguments, why);
     if (!strcmp(execute, "object-add"))
         return take_key_object(a, arguments, key, why);
     if (!strcmp(execute, "object-del")) {

@@ -44,6 +44,15 @@
 #define USERFAULTFD_IOC_NEW _IO(0xAA, 0x00)
 #endif
 
+#ifndef UFFD_FEATURE_WP_UNPOPULATED
+#define UFFD_FEATURE_WP_UNPOPULATED (1 << 13)
+#endif
+#ifndef UFFD_FEATURE_WP_ASYNC /* Linux 6.7 */
+#define UFFD_FEATURE_WP_ASYNC (1 << 15)
+#endif
+
+#define LOG_FEATURES (UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_WP_HUGETLBFS_SHMEM | UFFD_FEATURE_WP_UNPOPULATED | \
+                      UFFD_FEATURE_WP_ASYNC)
 #define DEVICE "/dev/userfaultfd"
 #define PART_BYTES (1ull << 30) /* one call frees so much: a call has a limit of time */
 
@@ -149,19 +158,23 @@ static int make_there(struct inject *in, void *opaque, struct ff_error *err)
 
 int watch_take(struct watch *w, struct ff_error *err)
 {
-    struct uffdio_api api = {.api = UFFD_API};
+    struct uffdio_api api = {.api = UFFD_API, .features = w->logs ? LOG_FEATURES : 0};
 
     w->fd = outside_take_fd(w->pid, w->there);
     if (w->fd < 0)
         return ff_error_set(err, -w->fd, "process %d: take its userfaultfd: %s", (int)w->pid, strerror(-w->fd));
     if (ioctl(w->fd, UFFDIO_API, &api))
-        return ff_error_set(err, errno, "process %d: userfaultfd: %s", (int)w->pid, strerror(errno));
+        return w->logs && errno == EINVAL
+                   ? ff_error_set(err, ENOTSUP, "process %d: this kernel does not tell which pages another process writes "
+                                  "(Linux 6.7 does)", (int)w->pid)
+                   : ff_error_set(err, errno, "process %d: userfaultfd: %s", (int)w->pid, strerror(errno));
     return 0;
 }
 
 int watch_register(const struct watch *w, const struct outside_block *b, struct ff_error *err)
 {
-    struct uffdio_register r = {.range = {b->hva, b->len_bytes}, .mode = UFFDIO_REGISTER_MODE_MISSING};
+    struct uffdio_register r = {.range = {b->hva, b->len_bytes},
+                                .mode = UFFDIO_REGISTER_MODE_MISSING | (w->logs ? UFFDIO_REGISTER_MODE_WP : 0)};
 
     if (!ioctl(w->fd, UFFDIO_REGISTER, &r))
         return 0;
@@ -213,12 +226,12 @@ static int empty_there(struct inject *in, void *opaque, struct ff_error *err)
 }
 
 int watch_begin(struct watch *w, pid_t pid, unsigned filters, int device, const struct outside_block *b, unsigned n,
-                struct ff_error *err)
+                bool logs, struct ff_error *err)
 {
     struct begin e = {w, device};
     int rc = 0;
 
-    *w = (struct watch){.pid = pid, .fd = -1, .there = -1, .by = -1, .filters = filters, .blocks = b, .n = n};
+    *w = (struct watch){.pid = pid, .fd = -1, .there = -1, .by = -1, .filters = filters, .blocks = b, .n = n, .logs = logs};
     w->is_shared = calloc(n + 1, sizeof(*w->is_shared));
     if (!w->is_shared)
         return ff_error_set(err, ENOMEM, "watch: out of memory");

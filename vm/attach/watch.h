@@ -21,6 +21,7 @@ struct watch {
     const struct outside_block *blocks; /* borrowed */
     unsigned n;
     bool *is_shared; /* of each block; NULL: another process knows (@by) */
+    bool logs;       /* writes, too */
 };
 
 /* To one that may attach, and from there */
@@ -55,17 +56,19 @@ void watch_drop_device(struct qmp *q, struct watch_device *d);
  * @filters: as inject_run() has it
  * @device: the number of an open /dev/userfaultfd in that process; -1: it has none, and calls userfaultfd(2)
  * @b: with addresses; borrowed until watch_end()
+ * @logs: the kernel logs writes, too: what lands write-protected (UFFDIO_COPY_MODE_WP) is let go of at its first write,
+ *        for which nobody waits. written_look() reads that log
  * @w: set, also on failure: watch_end() may follow
  *
  * What was in the memory is lost. When this process ends, that one keeps the userfaultfd: a thread that
  * touches a missing page waits, and sees no zeros.
  *
  * Cost:   a millisecond, and what freeing the pages takes
- * Return: 0; -ENOTSUP: a block is a private view of a file, or of huge pages; -EPERM: that process may not make a
+ * Return: 0; -ENOTSUP: a block is a private view of a file, or of huge pages, or this kernel logs no writes; -EPERM: that process may not make a
  *         userfaultfd, or as inject_run(); -EINVAL: @device is something else; else as inject_run(), outside_open()
  */
 int watch_begin(struct watch *w, pid_t pid, unsigned filters, int device, const struct outside_block *b, unsigned n,
-                struct ff_error *err);
+                bool logs, struct ff_error *err);
 
 /**
  * watch_discard() - these parts are missing again, whatever was installed in them

@@ -178,7 +178,7 @@ static int begin_watch(const struct request *q, struct kept *k, pid_t agent, con
     }
     return q->kind == WATCH_FILES
                ? watch_files_begin(&k->w, pid, filters, q->device, b, f, q->n, q->advice, err)
-               : watch_begin(&k->w, pid, filters, q->device, b, q->n, err);
+               : watch_begin(&k->w, pid, filters, q->device, b, q->n, false, err);
 }
 
 /* @fd is taken over */

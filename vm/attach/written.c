@@ -201,8 +201,7 @@ static int protect_there(const struct written *w, const struct outside_block *b,
     return scan_block(w, b, written_there(PM_SCAN_WP_MATCHING), forget, NULL, err);
 }
 
-int written_begin(struct written *w, pid_t pid, unsigned filters, const struct outside_block *b, unsigned n,
-                  struct ff_error *err)
+static int written_open(struct written *w, pid_t pid, const struct outside_block *b, unsigned n, struct ff_error *err)
 {
     FF_AUTO_FREE char *path = xprintf("/proc/%d/pagemap", (int)pid);
     int rc = written_possible(err);
@@ -211,6 +210,16 @@ int written_begin(struct written *w, pid_t pid, unsigned filters, const struct o
     w->is_shared = calloc(n + 1, sizeof(*w->is_shared));
     if (!rc && !w->is_shared)
         rc = ff_error_set(err, ENOMEM, "written pages: out of memory");
+    if (!rc && (w->pagemap = open(path, O_RDONLY | O_CLOEXEC)) < 0)
+        rc = ff_error_set(err, errno, "%s: %s", path, strerror(errno));
+    return rc;
+}
+
+int written_begin(struct written *w, pid_t pid, unsigned filters, const struct outside_block *b, unsigned n,
+                  struct ff_error *err)
+{
+    int rc = written_open(w, pid, b, n, err);
+
     for (unsigned i = 0; i < n && !rc; i++) {
         struct outside_memory m = {.fd = -1};
 
@@ -220,8 +229,6 @@ int written_begin(struct written *w, pid_t pid, unsigned filters, const struct o
     }
     if (!rc)
         rc = refuse_pinned(pid, err);
-    if (!rc && (w->pagemap = open(path, O_RDONLY | O_CLOEXEC)) < 0)
-        rc = ff_error_set(err, errno, "%s: %s", path, strerror(errno));
     if (!rc)
         rc = inject_run(pid, filters, make_log_there, w, err);
     if (!rc)
@@ -229,6 +236,24 @@ int written_begin(struct written *w, pid_t pid, unsigned filters, const struct o
     for (unsigned i = 0; i < n && !rc; i++)
         rc = w->is_shared[i] ? protect_all(w, &b[i], err) : protect_there(w, &b[i], err);
     return rc;
+}
+
+int written_look(struct written *w, pid_t pid, const struct outside_block *b, unsigned n, struct ff_error *err)
+{
+    int rc = written_open(w, pid, b, n, err);
+
+    w->file = calloc(n + 1, sizeof(*w->file));
+    if (!rc && !w->file)
+        rc = ff_error_set(err, ENOMEM, "written pages: out of memory");
+    for (unsigned i = 0; w->file && i < n; i++)
+        w->file[i].fd = -1;
+    for (unsigned i = 0; i < n && !rc; i++) {
+        rc = outside_open(pid, &b[i], false, &w->file[i], err);
+        w->is_shared[i] = w->file[i].is_shared;
+        if (!rc && w->is_shared[i] && w->file[i].fd < 0)
+            rc = ff_error_set(err, EACCES, "process %d: block %s: its file cannot be opened", (int)pid, b[i].name);
+    }
+    return rc ? rc : refuse_pinned(pid, err);
 }
 
 /* --- what was written --- */
@@ -248,6 +273,26 @@ static void clear_bits(void *opaque, uint64_t first, uint64_t end)
         bits[first / 64] &= ~(1ull << (first % 64));
 }
 
+/* What is not in the file is missing, whatever the page tables say */
+static int clear_holes(const struct outside_block *b, const struct outside_memory *m, uint64_t *bits, struct ff_error *err)
+{
+    const off_t from = (off_t)m->fd_offset, end = from + (off_t)b->len_bytes;
+
+    for (off_t at = from; at < end;) {
+        off_t data = lseek(m->fd, at, SEEK_DATA);
+
+        if (data < 0 && errno != ENXIO)
+            return ff_error_set(err, errno, "written pages of block %s: its file: %s", b->name, strerror(errno));
+        data = data < 0 ? end : FF_MIN(data, end);
+        clear_bits(bits, (uint64_t)(at - from) / b->psize, (uint64_t)(data - from) / b->psize);
+        at = data < end ? lseek(m->fd, data, SEEK_HOLE) : end;
+        if (at < 0)
+            return ff_error_set(err, errno, "written pages of block %s: its file: %s", b->name, strerror(errno));
+        at += (off_t)(b->psize - 1) - ((at - from) + (off_t)(b->psize - 1)) % (off_t)b->psize;
+    }
+    return 0;
+}
+
 int written_read(const struct written *w, unsigned i, uint64_t *bits, uint64_t *pages, struct ff_error *err)
 {
     static const struct pm_scan_arg protected = {.flags = PM_SCAN_CHECK_WPASYNC, .category_mask = PAGE_IS_WRITTEN,
@@ -262,8 +307,16 @@ int written_read(const struct written *w, unsigned i, uint64_t *bits, uint64_t *
     if (w->is_shared[i]) {
         set_bits(bits, 0, n);
         rc = scan_block(w, b, protected, clear_bits, bits, err);
+        if (!rc && w->file)
+            rc = clear_holes(b, &w->file[i], bits, err);
     } else {
-        rc = scan_block(w, b, written_there(0), set_bits, bits, err);
+        struct pm_scan_arg there = written_there(0);
+
+        if (w->file) { /* the page of zeros, where one was touched that is zeros */
+            there.category_mask |= PAGE_IS_PFNZERO;
+            there.category_inverted |= PAGE_IS_PFNZERO;
+        }
+        rc = scan_block(w, b, there, set_bits, bits, err);
     }
     *pages = 0;
     for (uint64_t k = 0; k < words; k++)
@@ -275,6 +328,10 @@ void written_end(struct written *w)
 {
     ff_close_fd(&w->fd);
     ff_close_fd(&w->pagemap);
+    for (unsigned i = 0; w->file && i < w->n; i++)
+        ff_close_fd(&w->file[i].fd);
+    free(w->file);
     free(w->is_shared);
+    w->file = NULL;
     w->is_shared = NULL;
 }

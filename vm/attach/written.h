@@ -14,6 +14,7 @@ struct written {
     const struct outside_block *blocks; /* borrowed */
     unsigned n;
     bool *is_shared; /* of each block */
+    struct outside_memory *file; /* likewise, of written_look(): a page that is not in it is missing; NULL: none can be */
 };
 
 /* Whether this kernel can, for any process: 0; -ENOTSUP with the remedy */
@@ -46,6 +47,17 @@ int written_begin(struct written *w, pid_t pid, unsigned filters, const struct o
  * Return: 0; -EFAULT: it is mapped otherwise by now; -ESRCH
  */
 int written_read(const struct written *w, unsigned i, uint64_t *bits, uint64_t *pages, struct ff_error *err);
+
+/**
+ * written_look() - likewise of memory that is watched already, by a userfaultfd that logs writes (watch_begin())
+ *
+ * written_read() says then what was written since it was watched, of what has been installed there. What is
+ * missing still was not; nor what reads as zeros, since it was discarded there.
+ *
+ * Cost:   nothing is called in that process
+ * Return: 0; -ENOTSUP: this kernel cannot; else as outside_open(), open(2)
+ */
+int written_look(struct written *w, pid_t pid, const struct outside_block *b, unsigned n, struct ff_error *err);
 
 void written_end(struct written *w); /* nothing of it stays in that process */
 

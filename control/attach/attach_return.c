@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * attach_return.c - a guest that went by attaching, with visit=on, comes back into a QEMU that is made anew
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      only what the guest wrote elsewhere travels: all else is here still, in the QEMU that it went from, whose
+ *              threads are held since its GO.
+ *
+ * Picture      here                                                    there
+ *              source A -- QEMU, held ===== the visit's link ========= destination B -- QEMU, runs
+ *                 | memory, by process_vm_readv                           | page tables: what was written
+ *              destination D -- QEMU, new <==== this return's link ===== source C -- the same QEMU
+ *
+ *              D and C are told by --return the monitor of the process on their host that moved it before. It says which
+ *              move that was (its session) and, of A, where memory is. Both name the session when they connect: another
+ *              guest's memory, or another visit's, is refused then.
+ *              precopy=1 of D: its pass reads A's memory (ff_dest_on_pass()); what was written is DIRTY.
+ *              D has everything: A is told so, and ends its QEMU; then C hears DONE, and ends its own.
+ * Invariants   1. A's memory does not change from its GO on: its threads are held.
+ *              2. What was written there since it came is DIRTY, as far as anybody can tell: it landed write-protected
+ *                 (ff_dest_elsewhere()), and B's userfaultfd stays until that QEMU ends.
+ *              3. Until C's GO the guest is there, and B serves it from A as before; B knows nothing of C.
+ * Limits       Memory is here twice until D has everything. Not huge pages of hugetlbfs: a pass cannot discard them.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "attach_private.h"
+#include "autojson.h"
+#include "farfork-return.h"
+#include "foreign.h"
+
+#define ASK "x-farfork-visit"
+#define TELL "x-farfork-returned"
+#define LIMIT_MS 10000
+
+struct attach_earlier {
+    char session[FF_SESSION_TEXT];
+    pid_t pid;
+    struct outside_block *blocks; /* as this side's main memory has them */
+    struct outside_memory *file;
+    unsigned n;
+    struct ff_foreign *memory;
+};
+
+/* --- who moved it before answers --- */
+
+int attach_visit_command(struct attach *a, json_t **result, struct ff_error *why)
+{
+    char session[FF_SESSION_TEXT] = "";
+    json_t *blocks = json_array();
+
+    if (a->stage != ATTACH_RUNS || (a->dest && !ff_address_visit(a->address))) {
+        json_decref(blocks);
+        return ff_error_set(why, EINVAL, "its guest visits nobody: it does not run elsewhere, or came to stay");
+    }
+    if (a->is_source)
+        ff_source_session(a->source, session);
+    else
+        ff_dest_session_text(a->dest, session);
+    for (unsigned i = 0; i < a->n_main; i++)
+        json_array_append_new(blocks, json_pack("{ss sI sI si}", "name", a->main[i].name, "hva", (json_int_t)a->main[i].hva,
+                                                "bytes", (json_int_t)a->main[i].len_bytes, "page", (int)a->main[i].psize));
+    *result = json_pack("{ss si so}", "session", session, "pid", (int)a->pid, "blocks", blocks);
+    return 0;
+}
+
+int attach_returned_command(struct attach *a, const json_t *arguments, struct ff_error *why)
+{
+    FF_AUTO_JSON json_t *is = NULL;
+    int rc = attach_visit_command(a, &is, why);
+
+    if (!rc && strcmp(text_of(is, "session"), text_of(arguments, "session")))
+        rc = ff_error_set(why, EINVAL, "this guest went by session %s, not %s", text_of(is, "session"),
+                          text_of(arguments, "session"));
+    if (rc)
+        return rc;
+    a->returned = true;
+    if (a->source)
+        ff_source_cancel(a->source);
+    if (a->dest)
+        ff_dest_cancel(a->dest);
+    pthread_cond_broadcast(&a->changed);
+    return 0;
+}
+
+bool attach_has_returned(struct attach *a)
+{
+    pthread_mutex_lock(&a->lock);
+    bool has = a->returned;
+    pthread_mutex_unlock(&a->lock);
+    return has;
+}
+
+/* --- asked for, before anything else --- */
+
+static int ask_who_moved(struct attach *a, const char *command, json_t *arguments, json_t **result, struct ff_error *err)
+{
+    struct qmp *q = NULL;
+    int rc = qmp_connect(a->o->returns, a->stop_fd, LIMIT_MS, &q, err);
+
+    if (rc)
+        json_decref(arguments);
+    else
+        rc = qmp_command(q, command, arguments, result, err);
+    qmp_free(q);
+    return rc ? ff_error_context(err, "--return %s", a->o->returns) : 0;
+}
+
+static const json_t *block_named(const json_t *blocks, const struct outside_block *b)
+{
+    const json_t *is = json_find(blocks, "name", b->name);
+
+    return is && (uint64_t)json_integer_value(json_object_get(is, "bytes")) == b->len_bytes &&
+                   (uint32_t)json_integer_value(json_object_get(is, "page")) == b->psize
+               ? is : NULL;
+}
+
+static int open_block(struct attach_earlier *e, unsigned i, const struct outside_block *mine, const json_t *blocks,
+                      struct ff_error *err)
+{
+    const json_t *is = block_named(blocks, mine);
+
+    e->file[i].fd = -1;
+    if (!is)
+        return ff_error_set(err, EINVAL, "block %s: the QEMU that the guest went from has none of that name, length and page "
+                            "size", mine->name);
+    e->blocks[i] = *mine;
+    e->blocks[i].hva = (uint64_t)json_integer_value(json_object_get(is, "hva"));
+    int rc = outside_open(e->pid, &e->blocks[i], false, &e->file[i], err);
+    if (!rc && e->file[i].is_shared && e->file[i].fd < 0)
+        rc = ff_error_set(err, EACCES, "block %s: its file cannot be opened", mine->name);
+    return rc;
+}
+
+int attach_earlier_open(struct attach *a, struct ff_error *err)
+{
+    FF_AUTO_JSON json_t *is = NULL;
+
+    if (!a->o->returns)
+        return 0;
+    struct attach_earlier *e = a->earlier = calloc(1, sizeof(*e));
+    if (!e)
+        return ff_error_set(err, ENOMEM, "attach: out of memory");
+    int rc = ask_who_moved(a, ASK, NULL, &is, err);
+    if (rc)
+        return rc;
+    snprintf(e->session, sizeof(e->session), "%s", text_of(is, "session"));
+    e->pid = (pid_t)json_integer_value(json_object_get(is, "pid"));
+    if (!*e->session || e->pid <= 0)
+        return ff_error_set(err, EPROTO, "--return %s: " ASK ": no session, or no pid", a->o->returns);
+    if (a->is_source)
+        return e->pid == a->pid ? 0
+                   : ff_error_set(err, EINVAL, "--return %s: it has moved a guest to process %d, not to %d", a->o->returns,
+                                  (int)e->pid, (int)a->pid);
+    e->blocks = calloc(a->n_main + 1, sizeof(*e->blocks));
+    e->file = calloc(a->n_main + 1, sizeof(*e->file));
+    if (!e->blocks || !e->file)
+        return ff_error_set(err, ENOMEM, "attach: out of memory");
+    rc = ff_foreign_open(e->pid, &e->memory, err);
+    for (; e->n < a->n_main && !rc; e->n++)
+        rc = open_block(e, e->n, &a->main[e->n], json_object_get(is, "blocks"), err);
+    return rc;
+}
+
+void attach_earlier_close(struct attach *a)
+{
+    struct attach_earlier *e = a->earlier;
+
+    for (unsigned i = 0; e && i < e->n; i++)
+        ff_close_fd(&e->file[i].fd);
+    if (e && e->memory)
+        ff_foreign_unref(e->memory);
+    if (e) {
+        free(e->blocks);
+        free(e->file);
+    }
+    free(e);
+    a->earlier = NULL;
+}
+
+void attach_config(const struct attach *a, char out[ATTACH_CONFIG_MAX])
+{
+    snprintf(out, ATTACH_CONFIG_MAX, ATTACH_CONFIG "%s%s", a->earlier ? ", return of " : "",
+             a->earlier ? a->earlier->session : "");
+}
+
+/* --- its memory --- */
+
+static int read_file(const struct attach_earlier *e, unsigned i, uint64_t offset, uint32_t len, uint8_t *into,
+                     struct ff_error *err)
+{
+    for (uint32_t done = 0; done < len;) {
+        ssize_t n = pread(e->file[i].fd, into + done, len - done, (off_t)(e->file[i].fd_offset + offset + done));
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return ff_error_set(err, n ? errno : EIO, "block %s: read its file: %s", e->blocks[i].name,
+                                n ? strerror(errno) : "it is too short");
+        done += (uint32_t)n;
+    }
+    return 0;
+}
+
+static int bring(void *opaque, uint32_t region, uint64_t offset, uint32_t len, uint8_t *into, uint8_t *zero,
+                 struct ff_error *err)
+{
+    struct attach *a = opaque;
+    const struct attach_earlier *e = a->earlier;
+    const struct ff_foreign_rest rest = {.zeros = !e->file[region].has_file, .file_fd = -1, .psize = e->blocks[region].psize};
+    uint8_t poison[FF_FOREIGN_GRANULES / 8] = {0};
+    int rc = e->file[region].is_shared
+                 ? read_file(e, region, offset, len, into, err)
+                 : ff_foreign_read(e->memory, &rest, e->blocks[region].hva + offset, len, rest.psize, zero, poison, into, err);
+
+    for (size_t i = 0; i < sizeof(poison) && !rc; i++)
+        if (poison[i])
+            rc = ff_error_set(err, EIO, "block %s: a page that cannot be read (poisoned memory)", e->blocks[region].name);
+    return rc ? ff_error_context(err, "memory of the QEMU that the guest went from") : 0;
+}
+
+int attach_earlier_use(struct attach *a, struct ff_error *err)
+{
+    if (!a->earlier)
+        return 0;
+    if (!ff_address_precopy(a->address))
+        return ff_error_set(err, EINVAL, "--return: want precopy=1: what is here already comes before the guest stops there");
+    ff_dest_on_pass(a->dest, bring, a);
+    return 0;
+}
+
+/* The guest is here, with everything; or C's side, to B. Who does not hear it holds a QEMU that nobody needs */
+void attach_tell_returned(struct attach *a)
+{
+    struct ff_error why = {0};
+
+    if (a->earlier && ask_who_moved(a, TELL, json_pack("{ss}", "session", a->earlier->session), NULL, &why))
+        attach_say_why(a, "unconfirmed", &why);
+}
