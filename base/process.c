@@ -127,6 +127,9 @@ static void prepare(const struct ff_process *p, int fd)
         give_up(fd, "a child runs in its parent's folder: enter", p->cwd, errno);
     for (char *const *const *b = p->before; b && *b; b++)
         run_before(fd, *b);
+    for (const int *k = p->kept; k && *k >= 0; k++)
+        if (fcntl(*k, F_SETFD, 0) < 0)
+            give_up(fd, "keep descriptors of", p->argv[0], errno);
 }
 
 /* --- by exec --- */

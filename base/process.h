@@ -16,10 +16,11 @@
  * @cwd:    its folder; NULL: the caller's
  * @argv:   the program and its arguments, NULL at the end
  * @before: commands that must succeed first, likewise, one after the other; NULL: none
+ * @kept:   descriptors that it has, too, by the same numbers, -1 at the end; NULL: none. By exec alone
  */
 struct ff_process {
     const char *log, *cwd;
-    const int *fds;
+    const int *fds, *kept;
     char *const *argv;
     char *const *const *before;
 };

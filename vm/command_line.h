@@ -52,6 +52,12 @@ int net_policy_parse(const char *text, enum net_policy *net, const char **bridge
 int command_line_rewrite(char *const *parent, const struct vm_spec *s, struct strv *out,
                struct strv *notes, struct ff_error *why);
 
+/* What stands where a child cannot have its parent's tap, a hub that leads nowhere, as a tap of the descriptor @fd
+ * (vm/attach/dead_tap.h); and such a tap as that hub again. To be freed; NULL: @value is none */
+#define NET_DEAD_END "farfork-none" /* the tap's name, by which fdinfo shows it */
+char *net_dead_end_tap(const char *value, int fd);
+char *net_dead_end_hub(const char *value, unsigned number);
+
 /* The monitor of a child @s->by_attach that is its agent's alone; to be freed */
 char *command_line_monitor(const struct vm_spec *s);
 

@@ -65,7 +65,8 @@ static char *replace(const char *value, const char *type, const char *key, const
 }
 
 /* Ids of hubs that take what a tap does, headers and offloads: the guest's driver knows of those.
- * net/hub.c of the patched QEMU has the same number */
+ * net/hub.c of the patched QEMU has the same number; for any other QEMU an agent puts a tap there that
+ * leads nowhere (net_dead_end_tap) */
 #define FARFORK_HUB 0x46460000u
 
 /* As many as the NIC has, which must be as many in a child */
@@ -106,6 +107,23 @@ static bool is_own_hub(const char *value)
     return id && strtoul(id, NULL, 10) >= FARFORK_HUB;
 }
 
+char *net_dead_end_tap(const char *value, int fd)
+{
+    if (!is_own_hub(value))
+        return NULL;
+    FF_AUTO_FREE char *few = qemu_opts_drop(value, "hubid");
+    FF_AUTO_FREE char *tap = qemu_opts_set_first(few, "type", "tap");
+    FF_AUTO_FREE char *number = xprintf("%d", fd);
+    return qemu_opts_set(tap, "fd", number);
+}
+
+char *net_dead_end_hub(const char *value, unsigned number)
+{
+    FF_AUTO_FREE char *few = replace(value, "hubport", NULL, NULL);
+
+    return qemu_opts_set_number(few, "hubid", FARFORK_HUB + number);
+}
+
 /* Whether the guest's driver may know of a tap's offloads, which a user network has not */
 static bool has_offloads(const struct rewrite *r, const char *value, const char *type)
 {
@@ -128,8 +146,7 @@ static void unplug(struct rewrite *r, const char *option, const char *value)
 {
     if (!strcmp(option, "net")) /* a hub already, without this one on it */
         return;
-    FF_AUTO_FREE char *few = replace(value, "hubport", NULL, NULL);
-    FF_AUTO_FREE char *v = qemu_opts_set_number(few, "hubid", FARFORK_HUB + (unsigned)r->out->n);
+    FF_AUTO_FREE char *v = net_dead_end_hub(value, (unsigned)r->out->n);
     rewrite_emit(r, option, v);
 }
 

@@ -27,6 +27,7 @@
 #include <unistd.h>
 
 #include "agent.h"
+#include "agent_taps.h"
 #include "jsonl.h"
 #include "overlay_records.h"
 #include "rundir.h"
@@ -120,6 +121,7 @@ int agent_vms_spawn(struct agent_vms *k, const json_t *o, struct agent_vm **out,
     const json_t *files = json_object_get(o, "files");
     if (p.cwd && json_is_true(json_object_get(o, "anywhere")) && access(p.cwd, X_OK))
         p.cwd = "/";
+    struct agent_taps taps = {0};
     int fd = -1, rc = 0;
     pid_t pid = 0;
 
@@ -133,6 +135,10 @@ int agent_vms_spawn(struct agent_vms *k, const json_t *o, struct agent_vm **out,
     json_t *private = rc ? NULL : json_incref(json_object_get(o, "private"));
     if (!rc)
         rc = agent_private_write(private, why);
+    if (!rc && json_is_true(json_object_get(o, "taps")) && !(rc = agent_taps_open(&taps, k->dir, argv, why))) {
+        p.argv = taps.argv;
+        p.kept = taps.fd;
+    }
     if (!rc && (rc = agent_server_start(&k->server, &p, &pid, &fd, why)))
         ff_error_context(why, "spawn");
     if (rc && made)
@@ -161,6 +167,7 @@ int agent_vms_spawn(struct agent_vms *k, const json_t *o, struct agent_vm **out,
         free(*b);
     free(before);
     free(argv);
+    agent_taps_close(&taps);
     return rc;
 }
 

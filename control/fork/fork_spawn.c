@@ -148,6 +148,7 @@ static json_t *spawn_of(struct fork *f, const struct vm *k, struct ff_error *why
     json_object_set_new(o, "private", identity_files(f->identity, k->number, h->rundir));
     if (s.by_attach) {
         FF_AUTO_FREE char *monitor = command_line_monitor(&s);
+        json_object_set_new(o, "taps", json_true());
         json_object_set_new(o, "beside", json_pack("{ss sb}", "qmp", monitor, "isolated", s.net == NET_ISOLATED || s.net == NET_NONE));
     }
     json_t *channel = channel_of(f, k, &argv);

@@ -103,6 +103,7 @@ static int spawn_there(struct move *m, struct ff_error *why)
                           json_sprintf("%s/" UNTIL_GO ".shut-down", h->lasting));
     json_object_set_new(o, "cwd", json_string(m->s.parent_cwd));
     json_object_set_new(o, "anywhere", json_boolean(m->s.anywhere));
+    json_object_set_new(o, "taps", json_boolean(m->via == VIA_ATTACH));
     host_send(h, json_pack("{so}", "spawn", o));
     k->state = VM_SPAWNED;
     return 0;

@@ -24,6 +24,7 @@
 #include "command_line.h"
 #include "config_file.h"
 #include "process_argv.h"
+#include "qemu_opts.h"
 #include "rundir.h"
 #include "session.h"
 
@@ -197,6 +198,35 @@ static int find_folder(struct session *s, struct ff_error *why)
     return 0;
 }
 
+static bool is_dead_end(pid_t pid, const char *value)
+{
+    FF_AUTO_FREE char *type = qemu_opts_get_first(value, "type"), *fd = qemu_opts_get(value, "fd");
+    FF_AUTO_FREE char *path = xprintf("/proc/%d/fdinfo/%d", (int)pid, fd ? atoi(fd) : -1);
+    FILE *f = type && fd && !strcmp(type, "tap") ? fopen(path, "re") : NULL;
+    char line[256];
+    bool is = false;
+
+    while (f && !is && fgets(line, sizeof(line), f))
+        is = !strcmp(line, "iff:\t" NET_DEAD_END "\n");
+    if (f)
+        fclose(f);
+    return is;
+}
+
+/* A NIC of a child that leads nowhere: another QEMU has no use for the descriptor, and gets one of its own */
+static void name_dead_ends(struct session *s)
+{
+    for (size_t i = 1; i < s->parent_argv.n; i++) {
+        char **word = s->parent_argv.v + i;
+        bool is_backend = qemu_option_is(word[-1], "netdev") || qemu_option_is(word[-1], "nic");
+        if (!is_backend || !is_dead_end(s->parent_pid, *word))
+            continue;
+        char *hub = net_dead_end_hub(*word, (unsigned)i);
+        free(*word);
+        *word = hub;
+    }
+}
+
 int session_find_parent(struct session *s, struct ff_error *why)
 {
     int rc = reach_parent(s, why);
@@ -217,6 +247,7 @@ int session_find_parent(struct session *s, struct ff_error *why)
         rc = find_program(s, why);
     if (rc)
         return rc;
+    name_dead_ends(s);
     rc = find_folder(s, why);
     return rc ? rc : session_check_filter(s, why);
 }

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "dead_tap.h"
 #include "fd_pass.h"
 #include "watcher.h"
 #include "xalloc.h"
@@ -25,7 +26,7 @@
 #define LIMIT_S 10 /* and a second a GiB, which is emptied */
 #define FILES_LIMIT_S 120 /* other children come first, and all of them are started */
 
-enum kind { WATCH_MEMORY, WATCH_FILES };
+enum kind { WATCH_MEMORY, WATCH_FILES, DEAD_TAP };
 
 struct block {
     uint64_t hva, len_bytes;
@@ -73,7 +74,7 @@ static bool is_agents_own(int fd, pid_t agent)
 
 static bool is_request(const struct request *q, ssize_t len)
 {
-    if (len < (ssize_t)offsetof(struct request, block) || !q->n || q->n > BLOCKS_MAX || q->kind > WATCH_FILES ||
+    if (len < (ssize_t)offsetof(struct request, block) || q->n > BLOCKS_MAX || q->kind > DEAD_TAP || (q->n == 0) != (q->kind == DEAD_TAP) ||
         (size_t)len != offsetof(struct request, block) + q->n * sizeof(q->block[0]))
         return false;
     for (unsigned i = 0; i < q->n; i++)
@@ -182,6 +183,18 @@ static int begin_watch(const struct request *q, struct kept *k, pid_t agent, con
 }
 
 /* @fd is taken over */
+static void serve_tap(int fd)
+{
+    struct ff_error why = {0};
+    FF_AUTO_CLOSE int tap = dead_tap_open(&why);
+    struct watch_answer a = {.rc = tap < 0 ? tap : 0, .there = -1};
+
+    snprintf(a.text, sizeof(a.text), "%s", tap < 0 ? why.text : "");
+    (void)ff_fd_send(fd, &a, sizeof(a), tap < 0 ? -1 : tap);
+    close(fd);
+}
+
+/* @fd is taken over */
 static void serve_one(int fd, pid_t agent)
 {
     static struct request q;
@@ -194,6 +207,10 @@ static void serve_one(int fd, pid_t agent)
     if (!is_agents_own(fd, agent) || poll(&p, 1, LIMIT_S * 1000) <= 0 ||
         !is_request(&q, recv(fd, &q, sizeof(q), MSG_DONTWAIT))) {
         ff_close_fd(&k.fd);
+        return;
+    }
+    if (q.kind == DEAD_TAP) {
+        serve_tap(fd);
         return;
     }
     b = blocks_of(&q);
@@ -339,4 +356,20 @@ int watcher_files(struct watch *w, const char *path, pid_t pid, int device, cons
     for (unsigned i = 0; i < n; i++)
         q->block[i].file = f[i];
     return ask_watcher(w, path, q, FILES_LIMIT_S, err);
+}
+
+int watcher_tap(const char *path, struct ff_error *err)
+{
+    struct request *q = xcalloc(1, sizeof(*q));
+    struct watch w = {.fd = -1, .there = -1, .by = -1};
+
+    q->kind = DEAD_TAP;
+    int rc = ask_watcher(&w, path, q, LIMIT_S, err);
+    ff_close_fd(&w.by);
+    free(q);
+    if (!rc && w.fd < 0)
+        rc = ff_error_set(err, EBADMSG, "watcher: an answer without a descriptor");
+    if (rc)
+        ff_close_fd(&w.fd);
+    return rc ? rc : w.fd;
 }

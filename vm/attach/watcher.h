@@ -19,7 +19,7 @@
  *                 its user's.
  *              2. The watcher reads messages of fixed form, bounded before anything is allocated, and
  *                 opens no file that a message names: first which memory, then which parts of it are to be missing again.
- *              3. The calls are userfaultfd(2), or ioctl(2) of what is /dev/userfaultfd there, madvise(2) and
+ *              3. Of taps it makes such alone as lead nowhere (dead_tap.h). The calls are userfaultfd(2), or ioctl(2) of what is /dev/userfaultfd there, madvise(2) and
  *                 close(2), with addresses that /proc/PID/maps has; for views mmap(2) and mprotect(2), too.
  * Limits       A move has one QEMU: it is served alone, as long as who asked stays connected.
  */
@@ -39,5 +39,8 @@ int watcher_begin(struct watch *w, const char *path, pid_t pid, int device, cons
 /* As watch_files_begin(), by the watcher. Until watch_end() the end of this process, and watch_leave(), end @pid */
 int watcher_files(struct watch *w, const char *path, pid_t pid, int device, const struct outside_block *b,
                   const struct watch_file *f, unsigned n, unsigned advice, struct ff_error *err);
+
+/* As dead_tap_open(), by the watcher, since who is confined may not make namespaces */
+int watcher_tap(const char *path, struct ff_error *err);
 
 #endif
