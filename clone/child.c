@@ -334,7 +334,10 @@ static int send_type(struct ff_child *c, enum ff_clone_type type, struct ff_erro
 
 int ff_child_loaded(struct ff_child *c, struct ff_error *err)
 {
-    ff_failpoint("child.loaded");
+    int rc = ff_failpoint("child.loaded");
+
+    if (rc)
+        return ff_error_set(err, -rc, "injected");
     return send_type(c, FF_CLONE_LOADED, err);
 }
 

@@ -157,8 +157,9 @@ def balloon(t):
 
 
 def child_of_child(t, memory):
-    """A child is forked in turn."""
-    with parent(t, memory) as a:
+    """A child is forked in turn; behind the NIC of each is a tap, and those of children lead nowhere."""
+    devices = ('-netdev', 'tap,id=n0,script=no,downscript=no', '-device', 'virtio-net-pci,netdev=n0,romfile=')
+    with parent(t, memory, devices=devices if os.access('/dev/net/tun', os.W_OK) and not os.geteuid() else ()) as a:
         a.start_load()
         before = snapshot(a)
         with Clone(t, a, 1, *THERE) as c:
@@ -176,6 +177,21 @@ def child_of_child(t, memory):
             finally:
                 kill(c.base, 'g')
                 kill(c.base, 'f')
+        check_goes_on(a)
+
+
+def taken_back(t):
+    """No child loads: what the parent wrote meanwhile is in its own image again."""
+    image = os.path.join(t.work, 'back.qcow2')
+    subprocess.run(['qemu-img', 'create', '-q', '-f', 'qcow2', image, '4M'], check=True)
+    devices = ('-drive', f'if=none,id=d0,format=qcow2,file={image}', '-device', 'virtio-blk-pci,drive=d0,id=v0')
+    with parent(t, 'memfd', devices=devices) as a:
+        a.start_load()
+        with Clone(t, a, 1, *THERE, faults='child.loaded=fail') as c:
+            check_result(c, 3, {'failed': 1})
+        on = a.qmp('query-block')[0]['inserted']['image']['filename']
+        if on != image:
+            raise Failed(f'the parent writes to {on}')
         check_goes_on(a)
 
 
@@ -235,6 +251,7 @@ def run(t):
             ('children of its own program', lambda: its_own(t)),
             ('children of a child', lambda: child_of_child(t, 'anon')),
             ('a disk', lambda: disk(t)),
+            ('a disk, and no child comes to be', lambda: taken_back(t)),
             ('a balloon', lambda: balloon(t))):
         with t.case(name):
             case()
