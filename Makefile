@@ -55,7 +55,7 @@ DEPS_ALL := $(BUILD)/.deps-all
 
 .PHONY: all lib tools qemu guests check check-full check-asan check-tsan check-fuzz \
         clean help install
-all: lib tools qemu guests
+all: lib tools guests
 
 $(BUILD)/.deps-%: scripts/deps
 	@mkdir -p $(@D)
@@ -139,10 +139,11 @@ clean:
 
 help:
 	@printf '%s\n' \
-	  'make            library, tools, QEMU and test guests' \
+	  'make            library, tools and test guests' \
 	  'make lib        library and tools alone, in seconds' \
-	  "make demo       move running guests of this machine's own QEMU, and show what happened (3 minutes)" \
-	  'make demo-qemu  the same, and a fork, with the patched QEMU, which it builds' \
+  'make qemu       QEMU with the patch series: for rdma-postcopy: by its own monitor, and for the tests' \
+	  "make demo       move and fork running guests of this machine's own QEMU, and show what happened (3 minutes)" \
+	  'make demo-qemu  the same with the patched QEMU, which it builds' \
 	  'make bench      what moves cost, against what QEMU has (12 minutes; FULL=1: all)' \
 	  'make bench-key  what a key costs a move of 2 GiB, beside QEMU'\''s own (3 minutes)' \
 	  'make bench-visit   a guest goes to its data and back: a visit against two moves (3 minutes)' \
@@ -159,7 +160,7 @@ help:
 	  'make lab CMD=...  a command on a kernel with soft-RoCE; make check-lab: the verbs link there' \
 	  'make check-kernels  on the kernels of Debian 12, 13 and its backports, in virtual machines' \
 	  'make fuzz       the fuzzers at the same time (MINUTES=60); make check-fuzz: FUZZ_SECONDS=60' \
-	  'make install    to PREFIX (/usr/local), below DESTDIR where that is set' \
+	  'make install    to PREFIX (/usr/local), below DESTDIR where that is set; make install-qemu: Farfork'\''s QEMU' \
 	  'make deb        Debian packages, in $(BUILD)/deb; make guest-tarball: for guests of other systems' \
 	  'make check-packages  install them into a fresh Debian, use them, remove them' \
 	  'make clean      remove $(BUILD)/' \

@@ -366,6 +366,12 @@ def checked(check):
     return kind
 
 
+def usual_peers():
+    """Those of an unpatched QEMU where there is no other."""
+    usual = [*peers.USUAL, *(['rdma-verbs'] if IN_LAB else [])]
+    return usual if peers.has_transport(common.QEMU) else [p for p in usual if not Peer(p).patched()]
+
+
 def parse_args(argv):
     p = argparse.ArgumentParser(
         prog='farfork bench', formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -375,9 +381,8 @@ def parse_args(argv):
     add = p.add_argument
     add('--runs', type=positive, default=5, metavar='N', help='of each peer (default: 5)')
     add('--peers', nargs='+', type=checked(Peer), metavar='PEER',
-        default=[*peers.USUAL, *(['rdma-verbs'] if IN_LAB else [])],
-        help='ways to move (default: all but hybrid, and rdma-tcp,key; rdma-verbs in the '
-        'lab only)')
+        help='ways to move (default: all that QEMU has but hybrid, and rdma-tcp,key; rdma-verbs in '
+        'the lab only)')
     add('--workload', nargs='+', type=checked(measure.check_workload), metavar='WORKLOAD',
         help='what the guest does (default: random)')
     add('--mem', nargs='+', type=positive, metavar='MIB',
@@ -414,6 +419,7 @@ def parse_args(argv):
     add('--out', metavar='FOLDER',
         help='of the results (default: bench/TIME in the build folder; installed: in this one)')
     o = p.parse_args(argv)
+    o.peers = o.peers or usual_peers()
     o.qemu = o.qemu and peers.program_of(o.qemu)
     if o.qemu and not os.access(o.qemu, os.X_OK):
         p.error(f'--qemu {o.qemu}: no such program')

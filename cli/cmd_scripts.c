@@ -22,6 +22,7 @@
 /* From bin/ of what scripts/install.mk installs; from build/bin/ of a checkout */
 #define INSTALLED "/../share/farfork/"
 #define CHECKOUT "/../../"
+#define OWN_QEMU "/bin/qemu-system-x86_64" /* below what was built or installed; else the distribution's */
 #define EXIT_SKIP 77
 
 /* The folder that this program is in: 0, or -errno */
@@ -39,7 +40,7 @@ static int own_folder(char *out, size_t room)
 /* Returns only if it is not there */
 static int become(const char *file, const char *named, char **argv)
 {
-    char folder[PATH_MAX], script[PATH_MAX + 40], build[PATH_MAX + 20], *name = argv[0];
+    char folder[PATH_MAX], script[PATH_MAX + 40], build[PATH_MAX + 20], own[PATH_MAX + 60], *name = argv[0];
     int rc = own_folder(folder, sizeof(folder));
 
     if (rc < 0) {
@@ -54,7 +55,9 @@ static int become(const char *file, const char *named, char **argv)
         snprintf(script, sizeof(script), "%s" CHECKOUT "%s", folder, file);
     snprintf(build, sizeof(build), "%s/..%s", folder, installed ? "/lib/farfork" : "");
     /* no byte code beside the scripts: whoever removes Farfork does not know of it */
-    if (setenv("FARFORK_BUILD", build, 0) < 0 || setenv("PYTHONDONTWRITEBYTECODE", "1", 0) < 0) {
+    snprintf(own, sizeof(own), "%s" OWN_QEMU, build);
+    bool failed = setenv("FARFORK_BUILD", build, 0) < 0 || setenv("PYTHONDONTWRITEBYTECODE", "1", 0) < 0;
+    if (failed || (access(own, X_OK) && setenv("QEMU_BIN", "/usr" OWN_QEMU, 0) < 0)) {
         fprintf(stderr, "farfork %s: setenv: %s\n", name, strerror(errno));
         return 1;
     }

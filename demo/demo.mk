@@ -17,5 +17,5 @@ demo: guests tools $(BUILD)/bench/baselines $(DEPS_DEMO)
 	@FARFORK_BUILD='$(BUILD)' QEMU_BIN="$${QEMU_BIN:-/usr/bin/qemu-system-x86_64}" \
 	    python3 $(DEMO_DIR)/demo.py $(DEMO_FLAGS)
 
-demo-qemu: all $(BUILD)/bench/baselines
+demo-qemu: all qemu $(BUILD)/bench/baselines
 	@FARFORK_BUILD='$(BUILD)' python3 $(DEMO_DIR)/demo.py $(DEMO_FLAGS)

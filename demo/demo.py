@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """demo.py - move running guests, and show what happened
 
-First a Debian kernel with a disk, a network and a TCP client outside moves; of Farfork's QEMU vmclone
-forks it into three then. A small guest that touches random pages at full speed and knows what every
+First a Debian kernel with a disk, a network and a TCP client outside moves, and vmclone forks it
+into three. A small guest that touches random pages at full speed and knows what every
 page must hold moves by the command `farfork move`. Last that guest moves by each way of QEMU's own, too, for
 comparison. All on this machine, over the loopback. Memory is warm on both sides, and a stall is
 measured, as `farfork bench` does.
@@ -33,7 +33,7 @@ import warm                                                 # noqa: E402
 from beside import monitor_path, second_monitor             # noqa: E402
 from common import Failed, Linux, Skip, wait_for            # noqa: E402
 from forks import VMCLONE                                   # noqa: E402
-from peers import Peer                                      # noqa: E402
+from peers import Peer, has_transport                       # noqa: E402
 
 WIDTH = 80
 NUMBERS = itertools.count(1)
@@ -221,8 +221,7 @@ def show_linux(t, accels, patched):
         say(time_line(move))
         say('\n'.join(out) + '\n')
         src.close()
-        if patched:
-            good = act('The fork of that guest', show_fork, t, settings, dst) and good
+        good = act('The fork of that guest', show_fork, t, settings, dst) and good
     if lab:
         lab.close()
     return good
@@ -378,14 +377,6 @@ def show_micro(t, accel, mem_mib, kinds):
     return all(r['outcome'] == 'completed' for r in runs)
 
 
-def has_transport(qemu):
-    """It is patched: it moves by its own transport, and forks."""
-    said = subprocess.run([qemu, '-machine', 'none', '-nodefaults', '-display', 'none', '-qmp', 'stdio'],
-                          input='{"execute":"qmp_capabilities"}{"execute":"query-commands"}{"execute":"quit"}',
-                          capture_output=True, text=True, timeout=60, check=False)
-    return '"x-farfork-export"' in said.stdout
-
-
 def version_of(qemu):
     said = subprocess.run([qemu, '--version'], capture_output=True, text=True, timeout=60, check=False).stdout
     return said.split('\n')[0].removeprefix('QEMU emulator version ')
@@ -393,7 +384,7 @@ def version_of(qemu):
 
 def parse_args():
     p = argparse.ArgumentParser(
-        description='Move running guests, fork one if QEMU is patched, and show what happened.',
+        description='Move running guests, fork one, and show what happened.',
         epilog='Environment: FARFORK_BUILD (default: build), QEMU_BIN: any QEMU. Exit code: 0 when every '
                'verdict is ok, 1 when one is not, 77 when it cannot run here.')
     p.add_argument('--accel', choices=('auto', 'kvm', 'tcg'), default='auto',

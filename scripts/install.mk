@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 #
-# install.mk - make install, install-host, install-rdma, install-guest, guest-tarball, deb
+# install.mk - make install, install-qemu, install-host, install-rdma, install-guest, guest-tarball, deb
 #
 # Farfork's QEMU stands beside the system's, in lib/farfork/bin, with its modules in lib/farfork/lib.
 # lib/farfork has the shape of a build folder and share/farfork that of a checkout, so that bench.py
@@ -21,10 +21,10 @@ QEMU_MODULES = $(filter-out %-s390x-virtio-gpu-ccw.so,$(wildcard $(addprefix \
 GUEST_FILES := guest/farfork-guest packaging/60-farfork-guest.rules \
     packaging/farfork-guest.service man/farfork-guest.8
 
-.PHONY: install install-host install-rdma install-guest guest-tarball deb bench-programs
+.PHONY: install install-qemu install-host install-rdma install-guest guest-tarball deb bench-programs
 bench-programs: $(BENCH_PROGRAMS) $(BENCH_SCALING)
 
-install: install-host lib $(BUILD)/bin/qemu-system-x86_64 linux-guest $(BUILD)/guests/micro.elf bench-programs
+install: install-host lib linux-guest $(BUILD)/guests/micro.elf bench-programs
 	install -d $(addprefix $(INSTALLED)/,bin include lib/farfork/bin share/farfork) \
 	    $(INSTALLED_LIB)/pkgconfig
 	install $(BUILD)/bin/farfork $(BUILD)/bin/vmclone $(INSTALLED)/bin
@@ -38,15 +38,17 @@ install: install-host lib $(BUILD)/bin/qemu-system-x86_64 linux-guest $(BUILD)/g
 	ln -sf farfork $(INSTALLED)/share/bash-completion/completions/vmclone
 	install -D -m 644 -t $(INSTALLED)/share/zsh/vendor-completions packaging/_farfork
 	install -D -m 644 -t $(INSTALLED)/share/doc/libfarfork-dev/examples packaging/example.c
-	install -s $(BUILD)/bin/qemu-system-x86_64 $(INSTALLED)/lib/farfork/bin
-	install packaging/qemu-may-fork $(INSTALLED)/lib/farfork/bin/qemu-system-x86_64-may-fork
-	$(if $(QEMU_MODULES),install -D -m 644 -t $(INSTALLED)/lib/farfork/lib/qemu \
-	    $(QEMU_MODULES))
 	ln -sf ../../../bin/farfork ../../../bin/vmclone $(INSTALLED)/lib/farfork/bin
 	install -D -t $(INSTALLED)/lib/farfork/bench $(BENCH_PROGRAMS) $(BENCH_SCALING)
 	install -D -m 644 -t $(INSTALLED)/lib/farfork/guests $(BUILD)/guests/micro.elf \
 	    $(BUILD)/guests/vmlinux $(BUILD)/guests/initrd.img
 	cp --parents --preserve=mode $(INSTALL_SHARE) $(INSTALLED)/share/farfork
+
+install-qemu: $(BUILD)/bin/qemu-system-x86_64
+	install -D -s -t $(INSTALLED)/lib/farfork/bin $(BUILD)/bin/qemu-system-x86_64
+	install packaging/qemu-may-fork $(INSTALLED)/lib/farfork/bin/qemu-system-x86_64-may-fork
+	$(if $(QEMU_MODULES),install -D -m 644 -t $(INSTALLED)/lib/farfork/lib/qemu \
+	    $(QEMU_MODULES))
 
 # what a host needs beside programs; `farfork doctor` says what of it is missing
 install-host:
@@ -80,7 +82,7 @@ $(BUILD)/farfork-guest-$(VERSION).tar.gz: $(GUEST_FILES)
 
 # Debian packages, in $(BUILD)/deb
 DEPS_DEB := $(BUILD)/.deps-deb
-deb: all bench-programs | $(DEPS_DEB)
+deb: all qemu bench-programs | $(DEPS_DEB)
 	rm -rf $(BUILD)/deb && mkdir -p $(BUILD)/deb
 	BUILD=$(BUILD) debian/rules binary > $(BUILD)/deb/log 2>&1 || { tail -n 30 $(BUILD)/deb/log >&2; exit 1; }
 	BUILD=$(BUILD) debian/rules clean >> $(BUILD)/deb/log 2>&1

@@ -201,13 +201,13 @@ QUICK_LOOP := $(filter-out $(addprefix %/,shortage agent_breaks delays memory_ty
 QUICK_E2E := $(patsubst %,tests/e2e/%.py:200,doctor move_micro sparse unplug refuse_memory backends \
     move_states agent_waves owner secrets clone_states clone_disks unfinished)
 QUICK_BENCH := tests/bench/statistics_test.py:60 tests/bench/results_test.py:120
-check-quick: all clone-plan lab-kernel $(UNIT_TESTS) $(QUICK_LOOP) $(PLATFORM_TESTS) $(E2E_PROGRAMS) \
+check-quick: all qemu clone-plan lab-kernel $(UNIT_TESTS) $(QUICK_LOOP) $(PLATFORM_TESTS) $(E2E_PROGRAMS) \
              $(E2E_FILES) fuzzers $(MODEL) $(BUILD)/tests/lab/link_verbs
 	@$(RUN_ENV) CC='$(CC)' tests/run 'tests/unit/headers $(BUILD)' $(RUN_DOCS) $(RUN_UNIT) \
 	    $(RUN_MODEL) $(RUN_PLATFORM) $(QUICK_LOOP:=:180) $(call run_fuzz,15) $(QUICK_BENCH) $(QUICK_E2E) \
 	    'lab/lab $(BUILD)/tests/lab/link_verbs:300'
 
-check: all clone-plan $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS) $(E2E_PROGRAMS) $(E2E_FILES) fuzzers \
+check: all qemu clone-plan $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS) $(E2E_PROGRAMS) $(E2E_FILES) fuzzers \
        $(MODEL)
 	@$(RUN_ENV) CC='$(CC)' tests/run --abreast $(ABREAST) tests/unit/runner:120 tests/unit/abreast \
 	    'tests/unit/headers $(BUILD)' $(RUN_MODEL) $(RUN_DOCS) \
@@ -245,7 +245,7 @@ check-sanitized: $(UNIT_TESTS) $(LOOP_TESTS) $(MODEL)
 	@$(RUN_ENV) $(RUN_PREFIX) tests/run --limit 300 $(SANITIZED)
 
 # One guest, moved and forked again and again while things go wrong: the same SEED, the same steps
-soak: all $(E2E_PROGRAMS)
+soak: all qemu $(E2E_PROGRAMS)
 	@$(RUN_ENV) tests/e2e/soak.py --minutes $(or $(MINUTES),30) $(if $(SEED),--seed '$(SEED)')
 
 # The library's part of that, under ASan with UBSan and under TSan, for so long each
@@ -263,17 +263,17 @@ check-full: check
 	@$(SUB_MAKE) soak MINUTES=10
 
 # What stands on QEMU's own code, with its other versions; and a move from one to the next
-check-versions: all $(QEMU_PROGRAMS) $(E2E_PROGRAMS) $(E2E_FILES) clone-plan
+check-versions: all qemu $(QEMU_PROGRAMS) $(E2E_PROGRAMS) $(E2E_FILES) clone-plan
 	@$(foreach p,$(filter-out $(QEMU_DIR)/%,$(QEMU_PROGRAMS)), \
 	    $(RUN_ENV) QEMU_BIN=$(abspath $p) tests/run $(E2E_OF_QEMU) &&) true
 	@$(RUN_ENV) tests/run tests/e2e/upgrade.py:300
 
 # Debian's other QEMUs, unpatched
-check-stock: all $(E2E_PROGRAMS) $(E2E_FILES) $(E2E_FULL_FILES)
+check-stock: all qemu $(E2E_PROGRAMS) $(E2E_FILES) $(E2E_FULL_FILES)
 	@$(RUN_ENV) tests/run 'tests/e2e/attach_guests.py --others:600'
 
 # Firmware, an agent inside, a TPM; a whole Debian
-check-guests: all debian-guest $(E2E_PROGRAMS) $(E2E_FILES)
+check-guests: all qemu debian-guest $(E2E_PROGRAMS) $(E2E_FILES)
 	@$(RUN_ENV) tests/run tests/e2e/firmware.py:420 tests/e2e/guest_agent.py:300 tests/e2e/tpm.py:190 \
 	    'bench/remote.py --ways rdma-postcopy visit:300' 'bench/there_and_back.py --mem 384 --data 128:150' tests/e2e/debian_guest.py:1720
 

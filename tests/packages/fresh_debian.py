@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """fresh_debian.py - in a Debian 12 of nothing: `make demo`; the packages of `make deb`, installed, used, removed
 
-Needs root and Debian's archive. Of the packages all that runs is what they brought: the demo, a fork, an
-example that is compiled against the library. After the removal no file is left that was not there.
+Needs root and Debian's archive. Of the packages all that runs is what they brought, with Debian's own QEMU: an example that is
+compiled against the library, the demo, a fork; and the demo with the QEMU of qemu-system-x86-farfork. After
+the removal no file is left that was not there.
 
 Environment  FARFORK_BUILD (default: build), with deb/
 Exit code    0 passed, 1 failed, 77 it cannot run here (the reason is the last line)
@@ -19,15 +20,15 @@ import time
 
 TOP = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..'))
 DEBS = os.path.join(os.environ.get('FARFORK_BUILD', os.path.join(TOP, 'build')), 'deb')
-PACKAGES = ('farfork', 'libfarfork0', 'libfarfork-dev', 'farfork-guest', 'qemu-system-x86-farfork',
-            'farfork-bench', 'farfork-rdma')
+OWN_QEMU = 'qemu-system-x86-farfork'
+PACKAGES = ('farfork', 'libfarfork0', 'libfarfork-dev', 'farfork-guest', OWN_QEMU, 'farfork-bench', 'farfork-rdma')
 # what the base system itself writes when anything is installed or removed, and what runs leave
 OTHERS = ('/var/', '/tmp/', '/run/', '/proc/', '/sys/', '/dev/', '/root/', '/debs/', '/etc/ld.so.cache',
           '/etc/.pwd.lock', '/etc/group', '/etc/passwd', '/etc/shadow', '/etc/gshadow')
 FORK = r'''
 set -e
 cd /tmp
-/usr/lib/farfork/bin/qemu-system-x86_64 -nodefaults -display none -accel tcg -cpu max \
+qemu-system-x86_64 -nodefaults -display none -accel tcg -cpu max \
     -machine pc -m 64 -device isa-debugcon,iobase=0xe9,chardev=c -chardev file,id=c,path=/tmp/console \
     -kernel /usr/lib/farfork/guests/micro.elf -append report_ms=200 \
     -qmp unix:/tmp/parent.qmp,server=on,wait=off &
@@ -100,9 +101,8 @@ def check_demo(root):
 def check(root):
     before = root.files()
     out = root.run('apt-get -q update && apt-get install -y -q --no-install-recommends '
-                   '/debs/*.deb gcc libc6-dev pkg-config man-db bash', 600)
+                   f'$(ls /debs/*.deb | grep -v {OWN_QEMU}) qemu-system-x86 gcc libc6-dev pkg-config man-db bash', 600)
     print(out[-300:])
-    ours = {p: set(root.run(f'dpkg -L {p}').split()) for p in PACKAGES}
     print(root.run('farfork version; vmclone --version; farfork-guest 2>&1 | head -1'))
     root.run('man -w farfork vmclone farfork-rdma-postcopy farfork-guest')
     words = root.run("bash -c '. /usr/share/bash-completion/completions/farfork; COMP_CWORD=1; "
@@ -121,6 +121,13 @@ def check(root):
     if 'deb' not in out:
         raise Failed(f'no child is listed: {out}')
     print('ok    fork')
+    root.run(f'apt-get install -y -q --no-install-recommends /debs/{OWN_QEMU}*.deb')
+    ours = {p: set(root.run(f'dpkg -L {p}').split()) for p in PACKAGES}
+    out = root.run('timeout 300 farfork demo --only micro')
+    print(out)
+    if 'patched by Farfork' not in out:
+        raise Failed('farfork demo does not take the QEMU of its own package')
+    print("ok    demo with Farfork's QEMU")
     root.run(f'apt-get purge -y -q {" ".join(PACKAGES)}')
     left = {f for p in PACKAGES for f in ours[p]} & (root.files() - before)
     left = {f for f in left if os.path.isfile(root.path + f)}
