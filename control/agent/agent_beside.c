@@ -319,9 +319,17 @@ static int follow(struct beside *s, struct ff_error *err)
     return rc ? rc : run(s, runs, err);
 }
 
-static void say_failed(struct beside *s, const struct ff_error *why)
+/* What QEMU itself has said last is why it ended, and the agent says so: no word of this thread's comes after it */
+static bool has_ended_itself(struct beside *s, int rc)
 {
-    int fd = open(s->log, O_WRONLY | O_APPEND | O_CLOEXEC | O_NOFOLLOW);
+    struct pollfd p = {.fd = s->ended, .events = POLLIN};
+
+    return poll(&p, 1, rc == -EPIPE || rc == -ECONNRESET ? 1000 * END_LIMIT_S : 0) > 0;
+}
+
+static void say_failed(struct beside *s, int rc, const struct ff_error *why)
+{
+    int fd = has_ended_itself(s, rc) ? -1 : open(s->log, O_WRONLY | O_APPEND | O_CLOEXEC | O_NOFOLLOW);
 
     if (fd >= 0)
         dprintf(fd, "farfork: clone %u: %s; it ends\n", s->of.number, why->text);
@@ -336,7 +344,7 @@ static void *beside_main(void *opaque)
     int rc = follow(s, &why);
 
     if (rc)
-        say_failed(s, &why);
+        say_failed(s, rc, &why);
     else
         watch_end(&s->watch, &ignored); /* one that keeps its descriptor has one that watches nothing */
     watch_leave(&s->watch); /* else the watcher ends it */

@@ -317,7 +317,7 @@ static void fork_agent_options(const struct session *s, const struct host *h, st
     if (f->o->hold)
         strv_add(w, "--background");
     /* one alone has nobody to share with; a script looks at its arguments, perhaps */
-    if (!s->o.qemu && !f->attached && host_vms(s, h) > 1) {
+    if (!s->o.qemu && !f->s.beside && host_vms(s, h) > 1) {
         strv_add(w, "--fork-server");
         strv_add(w, "%s", s->parent_exe);
     }
@@ -368,6 +368,7 @@ static int run_fork(struct fork *f)
     fork_show(f, true);
     let_agents_go(f, rc != 0, f->o->follow);
     fork_unexport(f);
+    fork_attach_ended(f);
     fork_disks_let_go(f->disks);
     fork_keep_working_set(f);
     int code = fork_outcome(f);

@@ -39,7 +39,7 @@ struct fork {
     struct fork_disks *disks;
     struct identity *identity;
     bool exported, checking, taken_back;
-    bool attached;          /* the parent's QEMU cannot fork itself: fork_attach.c */
+    bool source_lost;       /* the process beside the parent has ended, with the memory that it held */
     bool paused;            /* the parent did not run when it was asked; its children do not */
     bool held;              /* a process forked off it may be there, with its disks locked */
     bool stands;            /* until libvirt has made its overlays, and lets it go on */
@@ -59,9 +59,12 @@ int fork_ask_again(struct fork *f, unsigned n, struct ff_error *why);
 int fork_export(struct fork *f, struct ff_error *why);
 
 /* fork_attach.c: a parent whose QEMU cannot fork itself is asked through a process beside it from here on: as that refuses it.
- * lost(): that process has ended while it was to fork the parent, which goes on */
+ * lost(): that process has ended while it was to fork the parent, which goes on. watch(): again and again after that: has it
+ * ended? ended(): nothing is asked of it any more: has the parent? */
 int fork_attach(struct fork *f, struct ff_error *why);
 void fork_attach_lost(struct fork *f);
+void fork_attach_watch(struct fork *f);
+void fork_attach_ended(struct fork *f);
 
 /* Whether children stand still, as a parent did that is no template: one of them knows */
 void fork_ask_paused(struct fork *f);

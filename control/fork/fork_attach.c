@@ -8,7 +8,8 @@
  * Purpose      any QEMU's guest is forked by the commands of Farfork's own: `farfork attach --parent` answers them, and carries
  *              all others to the QEMU. So its connection takes the place of the parent's, and nothing else here knows of it.
  * Failure      where that process ends while the guest stands still, nobody but this one says `cont`. Where this one ends, that
- *              process goes on by itself, and so does the guest.
+ *              process goes on by itself, and so does the guest. Where it ends later, what was not served yet is lost: hosts
+ *              that hear nothing of others fail (fork_ask_export()).
  * Limits       no events of the parent's come through. Not for a domain of libvirt's.
  */
 #include <errno.h>
@@ -21,6 +22,7 @@
 #include "autojson.h"
 #include "fork.h"
 #include "process.h"
+#include "rundir.h"
 
 #define BACK_LIMIT_MS 10000
 
@@ -53,7 +55,7 @@ static int switch_to(struct fork *f, struct ff_error *why)
     if (rc)
         return ff_error_context(why, "%s attach --parent", f->s.o.agent);
     qmp_replace(f->s.qmp, beside);
-    f->attached = true;
+    f->s.beside = true;
     return qmp_command(f->s.qmp, "x-farfork-look", NULL, NULL, why);
 }
 
@@ -62,26 +64,53 @@ int fork_attach(struct fork *f, struct ff_error *why)
     FF_AUTO_JSON json_t *list = NULL;
     int rc = qmp_command(f->s.qmp, "query-commands", NULL, &list, why);
 
-    f->attached = false;
+    f->s.beside = false;
     if (rc || f->s.o.books || json_find(list, "name", "x-farfork-export"))
         return rc;
     return switch_to(f, why);
+}
+
+/* The QEMU's own monitor */
+static int switch_back(struct fork *f, struct ff_error *why)
+{
+    struct qmp *again;
+    int rc = qmp_connect_in_turn(f->s.o.parent_path, -1, BACK_LIMIT_MS, NULL, NULL, &again, why);
+
+    f->s.beside = false;
+    if (rc)
+        return rc;
+    qmp_replace(f->s.qmp, again);
+    f->s.parent_silent = false;
+    return 0;
 }
 
 void fork_attach_lost(struct fork *f)
 {
     FF_AUTO_JSON json_t *status = NULL;
     struct ff_error why;
-    struct qmp *again;
+    int rc = switch_back(f, &why);
 
-    f->attached = false;
-    int rc = qmp_connect_in_turn(f->s.o.parent_path, -1, BACK_LIMIT_MS, NULL, NULL, &again, &why);
-    if (!rc) {
-        qmp_replace(f->s.qmp, again);
+    if (!rc)
         rc = qmp_command(f->s.qmp, "query-status", NULL, &status, &why);
-    }
     if (!rc && !f->s.parent_stood && !strcmp(text_of(status, "status"), "paused"))
         rc = qmp_command(f->s.qmp, "cont", NULL, NULL, &why);
     if (rc)
         session_note(&f->s, "the parent stands still, perhaps: let it go on (QMP cont): %s", why.text);
+}
+
+void fork_attach_watch(struct fork *f)
+{
+    struct ff_error ignored; /* a parent that does not answer is silent, as any other */
+
+    if (!f->s.beside || !f->s.parent_silent || !f->exported)
+        return;
+    f->source_lost = true;
+    f->exported = false;
+    switch_back(f, &ignored);
+}
+
+void fork_attach_ended(struct fork *f)
+{
+    if (f->s.beside && f->s.parent_start && process_look(f->s.parent_pid, f->s.parent_start) == PROCESS_GONE)
+        f->s.parent_gone = f->s.parent_silent = true;
 }

@@ -41,7 +41,7 @@ int fork_check_parent(struct fork *f, struct ff_error *why)
 {
     int rc = fork_attach(f, why);
 
-    if (!rc && f->attached)
+    if (!rc && f->s.beside)
         ask_stands(f);
     else if (!rc)
         rc = session_check_parent(&f->s, why);
@@ -228,7 +228,7 @@ int fork_export(struct fork *f, struct ff_error *why)
     f->export_ms = ff_now_exact_ms();
     rc = qmp_command(f->s.qmp, "x-farfork-export", a, &f->freeze, why);
     double answered_ms = ff_now_exact_ms();
-    if (rc == -EPIPE && f->attached)
+    if (rc == -EPIPE && f->s.beside)
         fork_attach_lost(f);
     /* without an answer it may have forked all the same */
     f->exported = !rc || rc == -ECANCELED || rc == -ETIMEDOUT;
@@ -289,14 +289,27 @@ static bool waits_long(const struct host *h, unsigned silent_ms)
            ff_now_ms() > h->heard_ms + silent_ms;
 }
 
+/* It has all that others miss, and may give it to them */
+static bool any_complete(const struct fork *f)
+{
+    for (size_t i = 0; i < f->s.n_hosts; i++)
+        if (f->s.hosts[i].state == HOST_COMPLETE)
+            return true;
+    return false;
+}
+
 void fork_ask_export(struct fork *f, unsigned silent_ms)
 {
     FF_AUTO_JSON json_t *all = NULL;
     struct ff_error why;
     bool any = false;
 
-    for (size_t i = 0; i < f->s.n_hosts; i++)
-        any |= waits_long(&f->s.hosts[i], silent_ms);
+    for (size_t i = 0; i < f->s.n_hosts; i++) {
+        struct host *h = &f->s.hosts[i];
+        if (f->source_lost && !any_complete(f) && waits_long(h, silent_ms))
+            host_fail(&f->s, h, "the parent's memory does not get there: the process that held the memory has ended");
+        any |= waits_long(h, silent_ms);
+    }
     if (!any || !f->exported || f->s.parent_silent)
         return;
     qmp_limit(f->s.qmp, ASK_LIMIT_MS);

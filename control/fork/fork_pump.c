@@ -102,6 +102,7 @@ int fork_pump(struct fork *f, fork_waits *waits, fork_is_late *late, int limit_m
 
     while (is_any_waited_for(&p) && !f->s.interrupted) {
         session_turn(&f->s, SHOW_MS);
+        fork_attach_watch(f);
         fork_verify_images(f);
         fork_tree_turn(f);
         if (ff_now_ms() > asked + ASK_MS) {

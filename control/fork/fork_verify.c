@@ -76,7 +76,7 @@ const json_t *fork_find_target(const struct fork *f, const json_t *exports, cons
 
 bool fork_image_is_open(const struct fork *f, const struct host *h)
 {
-    return h->session && !h->verified && h->state != HOST_FAILED && !f->s.parent_silent;
+    return h->session && !h->verified && h->state != HOST_FAILED && !f->s.parent_silent && !f->source_lost;
 }
 
 static bool is_any_open(const struct fork *f)
@@ -106,7 +106,7 @@ void fork_verify_images(struct fork *f)
     FF_AUTO_JSON json_t *all = NULL;
     struct ff_error why;
 
-    for (size_t i = 0; f->s.parent_silent && i < f->s.n_hosts; i++) {
+    for (size_t i = 0; (f->s.parent_silent || f->source_lost) && i < f->s.n_hosts; i++) {
         struct host *h = &f->s.hosts[i];
         if (h->session && !h->verified && !h->here) /* here its socket has checked who gave it */
             session_note(&f->s,

@@ -126,7 +126,7 @@ static void find_parent_again(struct session *s)
     struct ff_error why;
 
     s->parent_silent = true;
-    if (qmp_pid(s->qmp) != s->parent_pid) /* of the process beside it: its own parent's socket is not ours to take */
+    if (s->beside || qmp_pid(s->qmp) != s->parent_pid) /* of the process beside it: its own parent's socket is not ours to take */
         return;
     int rc = qmp_connect(s->o.parent_path, s->signals, AGAIN_LIMIT_MS, &again, &why);
 

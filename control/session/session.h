@@ -149,6 +149,7 @@ struct session {
     bool anywhere;      /* no option names a file in parent_cwd: a host that has no such folder will do */
     bool parent_gone;   /* its sockets are closed: session_has_parent_ended() asks the kernel */
     bool parent_stood;  /* it did not run when it was asked */
+    bool beside;        /* the connection is to a process beside it: fork_attach.c */
     bool parent_silent; /* no connection to it, whether it has ended or not */
     struct strv unplugged;  /* ids of devices that the guest is to let go: not on parent_argv any more */
     json_t *unplug_error;   /* the last event that one of them is not let go; or NULL */

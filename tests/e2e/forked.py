@@ -12,17 +12,23 @@ import threading
 
 import common
 import report
+import stocks
 from common import Failed, Micro, Skip, say, status, wait_for
 from qemu import Sweeps
 
 VMCLONE = os.path.join(common.BUILD, 'bin', 'vmclone')
 MIB = 64
+FORK_MIB = 40                       # more than is handed over without a file
 LOAD = 'report_ms=400 sweep=1'      # children are judged by full sweeps
 LIMIT_S = 400 if common.FULL else 90
 SLOW = 'dest.prefill=delay:200000@1-15'       # pages come slowly, children fault
 TWO_HOSTS = ['h1=127.0.0.1', 'h2=127.0.0.1']
 NAMESPACES = itertools.count()
 ELSEWHERE = ['--launcher', 'env FF_HOST={host} {cmd}']
+# What is forked is the distribution's QEMU, as if it were installed; with $QEMU_BIN, that one
+BY_ATTACHING = 'QEMU_BIN' not in os.environ
+QEMU, OPTIONS, ENVIRON = stocks.installed(stocks.of_host()) if BY_ATTACHING else (os.path.abspath(common.QEMU), [], {})
+ENVIRON = {k: v for k, v in ENVIRON.items() if os.environ.get(k) != v}
 
 
 class Clone:
@@ -34,7 +40,7 @@ class Clone:
         path = parent if isinstance(parent, str) else parent.second
         self.argv = [*prefix, VMCLONE, '--json', *(('--rundir', self.base) if everywhere else ()),
                      '--id', name, '--timeout', '40', *args, path, str(n), *hosts]
-        env = {**(environ or os.environ), 'FARFORK_RUNDIR': self.base,
+        env = {**os.environ, **ENVIRON, **(environ or {}), 'FARFORK_RUNDIR': self.base,
                **({'FARFORK_FAILPOINTS': faults} if faults else {})}
         self.proc = subprocess.Popen(self.argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                      stdin=subprocess.DEVNULL, env=env, text=True)
@@ -122,6 +128,35 @@ class Parent(Micro):
         super().__init__(t, 'parent', accel, mem_mib=mem_mib, extra=(
             '-qmp', f'unix:{self.second},server=on,wait=off', *extra), **more)
 
+    def exports(self):
+        return self.qmp('query-x-farfork-exports')
+
+
+class ForkParent(Parent):
+    """Of the distribution's QEMU: what holds its memory, and gives it to agents, is a process beside it."""
+
+    def __init__(self, t, accel, extra=(), env=None, mem_mib=FORK_MIB, **more):
+        super().__init__(t, accel, extra=(*OPTIONS, *extra), env={**ENVIRON, **(env or {})}, mem_mib=mem_mib, qemu=QEMU,
+                         **more)
+
+    def exports(self):
+        return exports_at(self.second) if BY_ATTACHING else super().exports()
+
+
+def exports_at(path):
+    """Of the QEMU at whose socket that process is."""
+    return [{'holder-pid': pid} for pid in map(int, filter(str.isdigit, os.listdir('/proc')))
+            if f'attach\0--parent\0--qmp\0{path}\0' in text_of(f'/proc/{pid}/cmdline')
+            and any('serve' in text_of(comm) for comm in glob.glob(f'/proc/{pid}/task/*/comm'))]
+
+
+def text_of(path):
+    try:
+        with open(path, encoding='utf-8', errors='replace') as f:
+            return f.read()
+    except OSError:
+        return ''
+
 
 def ask(path, command, arguments=None):
     """What the QEMU whose QMP socket that is returns."""
@@ -188,7 +223,7 @@ def check_nothing_left(clone, parent=None):
         raise Failed(f'left behind: {glob.glob(clone.base + "/*/*/*")}')
     if parent is None:
         return
-    for e in parent.qmp('query-x-farfork-exports'):
+    for e in parent.exports():
         wait_for('end of the holder', 10, lambda pid=e['holder-pid']: not alive(pid))
     if status(parent) != 'running':
         raise Failed(f'the parent is {status(parent)}')

@@ -16,7 +16,7 @@ import time
 
 import common
 from common import Failed, say, wait_for
-from forked import (SLOW, Child, Clone, Parent, alive, ask, check_nothing_left, check_result,
+from forked import (ENVIRON, QEMU, SLOW, Child, Clone, ForkParent, alive, ask, check_nothing_left, check_result,
                     hosts_of_their_own, kill, processes_of, run_vmclone, say_phases, snapshot, weight)
 
 FARFORK = os.path.join(common.BUILD, 'bin', 'farfork')
@@ -30,7 +30,7 @@ class Pool:
     def __init__(self, t, parent, n, *args, hosts=(), rundir='run'):
         self.base = os.path.join(t.work, rundir)
         self.heard, self.parent = b'', parent
-        env = {**os.environ, 'FARFORK_RUNDIR': self.base}
+        env = {**os.environ, **ENVIRON, 'FARFORK_RUNDIR': self.base}
         # pylint: disable=consider-using-with
         self.proc = subprocess.Popen(
             [common.BUILD + '/bin/vmclone', '--keep', str(n), '--json', '--rundir', self.base, *args,
@@ -98,7 +98,7 @@ class Fork(Clone):
                      *args, pool.parent.second, str(n), *hosts]
         # pylint: disable=consider-using-with
         self.proc = subprocess.Popen(self.argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                     stdin=subprocess.DEVNULL, text=True)
+                                     stdin=subprocess.DEVNULL, text=True, env={**os.environ, **ENVIRON})
 
     def __exit__(self, *_):
         super().__exit__()
@@ -157,7 +157,7 @@ def never_ran(pool, n):
 
 def used_and_refilled(t, accel):
     """Forks of all and of some; what is used is replaced, and what is left over ends."""
-    with Parent(t, accel, memory='memfd', mem_mib=MIB) as parent, Pool(t, parent, 2) as pool:
+    with ForkParent(t, accel, memory='memfd', mem_mib=MIB) as parent, Pool(t, parent, 2) as pool:
         parent.start_load()
         ready = pool.event('ready')
         if ready['ready'] != 2 or ready['hosts'][0]['pss_bytes'] <= 0:
@@ -205,9 +205,9 @@ def in_background(t, accel):
     """Children are started with a small share of the CPUs, and have an ordinary one when they run."""
     slow = os.path.join(t.work, 'qemu-slow')
     with open(slow, 'w', encoding='ascii') as f:
-        f.write(f'#!/bin/sh\nsleep 1\nexec {shlex.quote(os.path.abspath(common.QEMU))} "$@"\n')
+        f.write(f'#!/bin/sh\nsleep 1\nexec {shlex.quote(QEMU)} "$@"\n')
     os.chmod(slow, 0o700)
-    with Parent(t, accel, memory='memfd', mem_mib=MIB) as parent, \
+    with ForkParent(t, accel, memory='memfd', mem_mib=MIB) as parent, \
             Pool(t, parent, 2, '--qemu', slow) as pool:
         parent.start_load()
         (agent,) = wait_for('an agent', 60, pool.agents)
@@ -223,7 +223,7 @@ def in_background(t, accel):
 
 def not_from_it(t, accel):
     """Too many, other options, two at once: each is a fork all the same."""
-    with Parent(t, accel, memory='memfd', mem_mib=MIB) as parent, Pool(t, parent, 1) as pool:
+    with ForkParent(t, accel, memory='memfd', mem_mib=MIB) as parent, Pool(t, parent, 1) as pool:
         parent.start_load()
         pool.event('ready')
         before = snapshot(parent)
@@ -259,7 +259,7 @@ def not_from_it(t, accel):
 
 def killed(t, accel):
     """A child, the process that keeps it, the pool: what is left ends, or is replaced."""
-    with Parent(t, accel, memory='memfd', mem_mib=MIB) as parent:
+    with ForkParent(t, accel, memory='memfd', mem_mib=MIB) as parent:
         parent.start_load()
         with Pool(t, parent, 2) as pool:
             pool.event('ready')
@@ -291,7 +291,7 @@ def killed(t, accel):
 
 
 def parent_ends(t, accel):
-    with Parent(t, accel, memory='memfd', mem_mib=MIB) as parent, Pool(t, parent, 2) as pool:
+    with ForkParent(t, accel, memory='memfd', mem_mib=MIB) as parent, Pool(t, parent, 2) as pool:
         pool.event('ready')
         parent.close()
         pool.ended(0, 'the parent has ended')
@@ -300,14 +300,14 @@ def parent_ends(t, accel):
 
 def stopped_by_its_user(t, accel):
     """Ctrl-C of who asked, in the midst of the fork; the pool goes on."""
-    with hosts_of_their_own(1) as hosts, Parent(t, accel, mem_mib=MIB) as parent:
+    with hosts_of_their_own(1) as hosts, ForkParent(t, accel, mem_mib=MIB) as parent:
         parent.start_load()
         slow = f'ip netns exec {{host}} env FARFORK_FAILPOINTS={SLOW} {{cmd}}'
         with Pool(t, parent, 1, '--launcher', slow, hosts=hosts) as pool:
             pool.event('ready')
             with Fork(pool, 1, '--launcher', slow, hosts=hosts) as c:
                 pool.event('used')
-                wait_for('the export', 20, lambda: parent.qmp('query-x-farfork-exports'))
+                wait_for('the export', 20, parent.exports)
                 c.proc.send_signal(signal.SIGINT)
                 check_result(c, 3, {'failed': 1})
                 if c.ordinary() or not c.result['interrupted']:
@@ -327,7 +327,7 @@ def words_come_late(t, accel):
                 'ip netns exec "$@"\n')
     os.chmod(late, 0o700)
     launcher = ('--launcher', f'{late} {{host}} {{cmd}}')
-    with hosts_of_their_own(1) as hosts, Parent(t, accel, mem_mib=MIB) as parent, \
+    with hosts_of_their_own(1) as hosts, ForkParent(t, accel, mem_mib=MIB) as parent, \
             Pool(t, parent, 2, *launcher, hosts=hosts) as pool:
         parent.start_load()
         pool.event('ready')
@@ -345,7 +345,7 @@ def words_come_late(t, accel):
 
 def stands_still(t, accel):
     """Who asks a pool that does not answer waits for so long, and makes an ordinary fork."""
-    with Parent(t, accel, memory='memfd', mem_mib=MIB) as parent, Pool(t, parent, 1) as pool:
+    with ForkParent(t, accel, memory='memfd', mem_mib=MIB) as parent, Pool(t, parent, 1) as pool:
         parent.start_load()
         pool.event('ready')
         before = snapshot(parent)
@@ -361,7 +361,7 @@ def stands_still(t, accel):
 
 def two_after_another(t, accel):
     """One that ends late takes nothing from the next one."""
-    with Parent(t, accel, memory='memfd', mem_mib=MIB) as parent, Pool(t, parent, 1) as pool:
+    with ForkParent(t, accel, memory='memfd', mem_mib=MIB) as parent, Pool(t, parent, 1) as pool:
         pool.event('ready')
         (agent,) = pool.agents()
         os.kill(agent, signal.SIGSTOP)
@@ -377,7 +377,7 @@ def two_after_another(t, accel):
 
 def other_hosts(t, accel):
     """Two hosts; one of them is lost, and the other is kept."""
-    with hosts_of_their_own(2) as hosts, Parent(t, accel, mem_mib=MIB) as parent:
+    with hosts_of_their_own(2) as hosts, ForkParent(t, accel, mem_mib=MIB) as parent:
         parent.start_load()
         with Pool(t, parent, 2, *NAMESPACE, hosts=hosts) as pool:
             if pool.event('ready')['ready'] != 4:
@@ -430,7 +430,7 @@ def disk_changes(t, accel):
     subprocess.run(['qemu-img', 'create', '-q', '-f', 'qcow2', disk, '16M'], check=True, timeout=20)
     extra = ['-drive', f'if=none,id=d0,file={disk},format=qcow2', '-device', 'virtio-blk-pci,drive=d0']
     scratch = ('--scratch', t.work)
-    with Parent(t, accel, memory='memfd', extra=extra, mem_mib=MIB) as parent, \
+    with ForkParent(t, accel, memory='memfd', extra=extra, mem_mib=MIB) as parent, \
             Pool(t, parent, 1, *scratch) as pool:
         parent.start_load()
         for _ in range(2):

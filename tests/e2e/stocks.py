@@ -34,6 +34,12 @@ def modules_of(stock):
     return os.path.join(os.path.dirname(qemu_of(stock)), 'usr/lib/x86_64-linux-gnu/qemu')
 
 
+def of_host():
+    """That of this machine's own release, whose libraries are those that all programs here have."""
+    with open('/etc/os-release', encoding='ascii') as f:
+        return TRIXIE if 'VERSION_CODENAME=trixie\n' in f.read() else OLDEST
+
+
 def installed(stock):
     """The program itself, its options, and the environment in which it runs as if it were installed."""
     root = os.path.dirname(qemu_of(stock))

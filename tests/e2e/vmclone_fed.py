@@ -11,13 +11,13 @@ import signal
 
 import common
 from common import Failed, say, wait_for
-from forked import (Child, Clone, Parent, check_nothing_left, check_result, hosts_of_their_own, kill,
+from forked import (Child, Clone, ForkParent, check_nothing_left, check_result, hosts_of_their_own, kill,
                     snapshot)
 
 
 def fed(t, accel, n_hosts, bridged, fanout='auto', options='chunk=512K'):
     """Agents feed each other, where they reach each other; else all get it from the parent."""
-    with hosts_of_their_own(n_hosts, bridged) as hosts, Parent(t, accel) as parent:
+    with hosts_of_their_own(n_hosts, bridged) as hosts, ForkParent(t, accel) as parent:
         parent.start_load()
         before = snapshot(parent)
         with Clone(t, parent, n_hosts, '--launcher', 'ip netns exec {host} {cmd}', '--fanout', fanout,
@@ -44,7 +44,7 @@ def gives_wrong(t, accel):
     """A host gives on what is not the parent's: it is found out, and named; nobody takes any of it."""
     lies = 'case {host} in *n0) exec ip netns exec {host} env FARFORK_FAILPOINTS=relay.image=fail {cmd};; ' \
            '*) exec ip netns exec {host} {cmd};; esac'
-    with hosts_of_their_own(3, True) as hosts, Parent(t, accel) as parent:
+    with hosts_of_their_own(3, True) as hosts, ForkParent(t, accel) as parent:
         parent.start_load()
         before = snapshot(parent)
         with Clone(t, parent, 3, '--launcher', lies, '--options', 'verify=on', hosts=hosts) as c:
@@ -71,12 +71,12 @@ def complete_each_other(t, accel):
     """The parent and what keeps its memory are killed when one of three hosts has all of it."""
     slow = 'case {host} in *n0) exec ip netns exec {host} {cmd};; *) exec ip netns exec {host} env ' \
            'FARFORK_FAILPOINTS=dest.prefill=delay:20000 {cmd};; esac'
-    with hosts_of_their_own(3, True) as hosts, Parent(t, accel) as parent:
+    with hosts_of_their_own(3, True) as hosts, ForkParent(t, accel) as parent:
         parent.start_load()
         before = snapshot(parent)
         with Clone(t, parent, 3, '--launcher', slow, hosts=hosts) as c:
             first = os.path.join(c.base, 'f', hosts[0].partition('=')[0], 'state.json')
-            export = wait_for('the export', 40, lambda: parent.qmp('query-x-farfork-exports'))[0]
+            export = wait_for('the export', 40, parent.exports)[0]
             wait_for('all memory at one host', 30, lambda: image_at(first) == 'complete')
             for pid in (export['holder-pid'], parent.pid):
                 os.kill(pid, signal.SIGKILL)
