@@ -26,6 +26,7 @@
 #include "cleanup.h"
 #include "datagram.h"
 #include "failpoint.h"
+#include "foreign.h"
 #include "group.h"
 #include "key.h"
 #include "log.h"
@@ -76,6 +77,7 @@ struct ff_group {
     uint64_t *sent[FF_WIRE_REGIONS_MAX]; /* pages that came first. NULL: none has */
     unsigned first_at;
     struct ff_group_rate rate;
+    uint8_t *fetched; /* of another process; a piece. NULL: nothing has been */
     uint8_t burst[FF_DATAGRAMS * FF_PACKET_MAX];
     uint32_t burst_len; /* of each packet in it */
     unsigned n_burst;
@@ -128,6 +130,7 @@ void ff_group_free(struct ff_group *g)
     pthread_mutex_destroy(&g->lock);
     for (unsigned i = 0; i < FF_WIRE_REGIONS_MAX; i++)
         free(g->sent[i]);
+    free(g->fetched);
     free(g->first);
     free(g->member);
     free(g->turn);
@@ -158,8 +161,8 @@ static int open_group(struct ff_group *g, struct ff_link *l, const struct ff_reg
     if (getrandom(g->announce.salt, sizeof(g->announce.salt), 0) != sizeof(g->announce.salt))
         return ff_error_set(err, EIO, "group: no random numbers");
     for (unsigned i = 0; i < regions->n && !rc; i++)
-        rc = ff_regions_elsewhere(regions) ? ff_error_set(err, ENOTSUP, "group: of another process")
-                                           : ff_regions_add(&g->regions, &regions->r[i], err);
+        rc = regions->of[i] ? ff_regions_add_of(&g->regions, &regions->r[i], regions->of[i]->pid, err)
+                            : ff_regions_add(&g->regions, &regions->r[i], err);
     if (!rc)
         rc = ff_packets_new(g->addr.key, g->announce.salt, &g->packets, err);
     g->announce.at = g->addr.group;
@@ -337,11 +340,10 @@ static int send_alone(struct ff_group *g, enum ff_packet_kind kind, uint32_t par
     return rc ? rc : flush(g);
 }
 
-/* Parts of one length; the last one is filled up */
-static int send_page(struct ff_group *g, unsigned region, uint64_t page)
+/* Parts of one length; the last one is filled up. @from: its bytes */
+static int send_page(struct ff_group *g, unsigned region, uint64_t page, const uint8_t *from)
 {
     const struct ff_region *r = &g->regions.r[region];
-    const uint8_t *from = (uint8_t *)r->host + page * r->psize;
     uint32_t n = (r->psize + g->part_bytes - 1) / g->part_bytes, each = (r->psize + n - 1) / n;
     uint8_t data[FF_PACKET_MAX];
     int rc = 0;
@@ -362,25 +364,42 @@ static int send_zeros(struct ff_group *g, unsigned region, uint64_t page, uint64
                                               .part = (uint32_t)n, .page = page});
 }
 
+/* Of another process: *@at is where it is here */
+static int fetch_piece(struct ff_group *g, const struct ff_backing *file, const uint8_t **at, uint32_t len, uint8_t *zero,
+                       uint8_t *poison)
+{
+    if (len > PIECE) /* a huge page of a process's own: none is forked with such memory */
+        return ff_error_set(&g->why, ENOTSUP, "pages of %u bytes of another process", len);
+    if (!g->fetched && !(g->fetched = malloc(PIECE)))
+        return ff_error_set(&g->why, ENOMEM, "no room for a piece of another process's memory");
+    int rc = ff_fetch(file, *at, len, file->psize, zero, poison, g->fetched, &g->why);
+    *at = g->fetched;
+    return rc < 0 ? rc : 0;
+}
+
 /* [@page, @page + @n) of a region, at most PIECE bytes or one page */
 static int send_piece(struct ff_group *g, int pagemap, unsigned region, uint64_t page, uint64_t n)
 {
     const struct ff_region *r = &g->regions.r[region];
     uint64_t at = page * r->psize;
     struct ff_backing file = ff_region_backing(&g->regions, region, at);
+    const uint8_t *from = (uint8_t *)r->host + at;
     uint8_t zero[PIECE / 4096 / 8] = {0}, poison[PIECE / 4096 / 8] = {0};
     int rc = 0;
 
-    if (!ff_pagemap_populated(pagemap, r, at, n * r->psize))
+    if (file.of)
+        rc = fetch_piece(g, &file, &from, (uint32_t)(n * r->psize), zero, poison);
+    else if (!ff_pagemap_populated(pagemap, r, at, n * r->psize))
         return send_zeros(g, region, page, n);
-    ff_zero_scan_file(&file, (uint8_t *)r->host + at, (uint32_t)(n * r->psize), r->psize, zero, poison);
+    else
+        ff_zero_scan_file(&file, from, (uint32_t)(n * r->psize), r->psize, zero, poison);
     for (uint64_t i = 0, run; i < n && !rc; i += run) {
         bool is_zero = zero[i / 8] & 1u << i % 8, is_poison = poison[i / 8] & 1u << i % 8;
         for (run = 1; is_zero && !is_poison && i + run < n; run++)
             if (!(zero[(i + run) / 8] & ~poison[(i + run) / 8] & 1u << (i + run) % 8))
                 break;
         if (!is_poison)
-            rc = is_zero ? send_zeros(g, region, page + i, run) : send_page(g, region, page + i);
+            rc = is_zero ? send_zeros(g, region, page + i, run) : send_page(g, region, page + i, from + i * r->psize);
     }
     return rc;
 }
@@ -438,7 +457,7 @@ static int send_onward(struct ff_group *g, int pagemap, unsigned i, uint64_t *pa
     uint64_t from = *page, left = r->len_bytes / r->psize - from;
     uint64_t n = FF_MIN(FF_MAX(PIECE / r->psize, 1u), left), hole = FF_MIN(HOLE / r->psize, left);
 
-    if (hole > n && !ff_pagemap_populated(pagemap, r, from * r->psize, hole * r->psize)) {
+    if (hole > n && !g->regions.of[i] && !ff_pagemap_populated(pagemap, r, from * r->psize, hole * r->psize)) {
         *page += hole;
         return send_zeros(g, i, from, hole); /* some were said before, perhaps */
     }

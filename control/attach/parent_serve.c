@@ -291,7 +291,7 @@ static void *target_main(void *opaque)
     return NULL;
 }
 
-/* Of the targets on other hosts; NULL: multicast= is not in their addresses, or some memory is in a process beside this */
+/* Of the targets on other hosts; NULL: multicast= is not in their addresses */
 static struct ff_group *new_parent_group(const struct parent *p)
 {
     const struct parent_target *remote = NULL;
@@ -303,7 +303,7 @@ static struct ff_group *new_parent_group(const struct parent *p)
             remote = &p->target[i];
             n++;
         }
-    return remote && !p->any_there && !ff_group_new(remote->address, n, &g, NULL) ? g : NULL;
+    return remote && !ff_group_new(remote->address, n, &g, NULL) ? g : NULL;
 }
 
 int parent_serve(struct parent *p, struct ff_error *why)

@@ -11,7 +11,7 @@ import subprocess
 
 import common
 from common import Failed, say
-from forked import Child, Clone, Parent, check_nothing_left, check_result, hosts_of_their_own, kill, \
+from forked import Child, Clone, ForkParent, check_nothing_left, check_result, hosts_of_their_own, kill, \
     run_vmclone, snapshot
 
 GROUP = '239.192.77.7'
@@ -34,7 +34,7 @@ def ports(hosts):
 
 
 def fork_to(t, accel, hosts, *args, check, launcher='ip netns exec {host} {cmd}'):
-    with Parent(t, accel) as parent:
+    with ForkParent(t, accel) as parent:
         parent.start_load()
         before = snapshot(parent)
         with Clone(t, parent, len(hosts), '--launcher', launcher, *args, hosts=hosts) as c:

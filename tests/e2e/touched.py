@@ -6,7 +6,7 @@ import os
 
 import common
 from common import Failed, say
-from forked import ELSEWHERE, SLOW, TWO_HOSTS, Child, Clone, Parent, check_result, kill, snapshot
+from forked import ELSEWHERE, SLOW, TWO_HOSTS, Child, Clone, ForkParent, check_result, kill, snapshot
 
 
 def read(path):
@@ -17,7 +17,7 @@ def read(path):
 def working_set(t, accel):
     """What children touched is kept, and told to the hosts of the next fork of that parent, or of another."""
     path = os.path.join(t.work, 'pages')
-    with Parent(t, accel) as parent:
+    with ForkParent(t, accel) as parent:
         parent.start_load()
         before = snapshot(parent)
 
