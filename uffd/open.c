@@ -178,6 +178,7 @@ int ff_uffd_open(struct ff_uffd *u, struct ff_error *err)
     u->fd = fd;
     u->keep_fd = keep;
     u->features &= need | like;
+    u->protects = false;
     return 0;
 }
 
