@@ -98,7 +98,7 @@ E2E_TESTS := \
 # takes huge pages.
 # (stopped.py and take_back.py run some of their own cases at the same time: abreast.py.)
 E2E_BESIDE := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,break_after_go resume dump quit one_runner \
-    meanwhile keys farfork_move move_parents farfork_visit visit_guest visit_budget visit_stops visit_fallback move_fallback hold shut_down ssh \
+    meanwhile keys cancel sandbox tls_creds break_before_go lines farfork_move move_parents farfork_visit visit_guest visit_budget visit_stops visit_fallback move_fallback hold shut_down ssh \
     who_runs clone clone_states clone_disks fork_resume vmclone touched vmclone_fed fork_again multicast pool agent_safe fork_fails \
     ordinary_user overlays unfinished guest_identity hosts evacuate slurm devices_stay busy_devices attach_stream attach_blocks attach_move attach_after_go attach_options attach_fork attach_visit attach_children)),$(E2E_TESTS))
 
