@@ -232,23 +232,62 @@ static int write_command(struct qmp *q, const char *text, int fd)
     return rc;
 }
 
-int qmp_command_with_fd(struct qmp *q, const char *name, json_t *arguments, int fd, json_t **result,
-                        struct ff_error *why)
+/* Takes @arguments */
+static json_t *new_command(struct qmp *q, const char *name, json_t *arguments)
 {
     json_t *m = json_pack("{ss sI}", "execute", name, "id", ++q->last_id);
 
     if (arguments)
         json_object_set_new(m, "arguments", arguments);
+    return m;
+}
+
+/* Takes @m */
+static int write_json(struct qmp *q, json_t *m, int fd)
+{
+    FF_AUTO_FREE char *text = json_dumps(m, JSON_COMPACT);
+
+    json_decref(m);
+    return text ? write_command(q, text, fd) : -ENOMEM;
+}
+
+int qmp_command_with_fd(struct qmp *q, const char *name, json_t *arguments, int fd, json_t **result,
+                        struct ff_error *why)
+{
+    json_t *m = new_command(q, name, arguments);
+
     if (q->run) {
         json_object_del(m, "id"); /* that of who carries it */
         char *command = json_dumps(m, JSON_COMPACT);
         json_decref(m);
         return run_by(q, name, command, fd, result, why);
     }
-    FF_AUTO_FREE char *text = json_dumps(m, JSON_COMPACT);
-    int rc = text ? write_command(q, text, fd) : -ENOMEM;
-    json_decref(m);
-    return qmp_wait_answer(q, name, rc, result, why);
+    return qmp_wait_answer(q, name, write_json(q, m, fd), result, why);
+}
+
+int qmp_command_begin(struct qmp *q, const char *name, json_t *arguments, struct ff_error *why)
+{
+    if (q->run) {
+        json_decref(arguments);
+        return ff_error_set(why, EOPNOTSUPP, "%s: an answer that comes later", name);
+    }
+    int rc = write_json(q, new_command(q, name, arguments), -1);
+    return rc ? ff_error_set(why, rc == -ETIMEDOUT ? ETIMEDOUT : EPIPE, "%s: %s: %s", q->path, name, strerror(-rc)) : 0;
+}
+
+int qmp_command_end(struct qmp *q, const char *name, int limit_ms, json_t **result, struct ff_error *why)
+{
+    const int was_ms = q->limit_ms;
+    struct ff_error err = {0};
+
+    q->limit_ms = limit_ms;
+    int rc = qmp_wait_answer(q, name, 0, result, &err);
+    q->limit_ms = was_ms;
+    if (rc == -ETIMEDOUT)
+        return -EAGAIN;
+    if (rc && why)
+        *why = err;
+    return rc;
 }
 
 int qmp_command(struct qmp *q, const char *name, json_t *arguments, json_t **result,

@@ -47,6 +47,11 @@ struct qmp *qmp_by(qmp_run_fn *run, void *opaque, pid_t pid);
 int qmp_command(struct qmp *q, const char *name, json_t *arguments, json_t **result,
                 struct ff_error *why);
 
+/* In two, for who does something else until the answer is there: @limit_ms from the second on; -EAGAIN: it is not there yet. No
+ * other command comes in between. -EOPNOTSUPP: of qmp_by() */
+int qmp_command_begin(struct qmp *q, const char *name, json_t *arguments, struct ff_error *why);
+int qmp_command_end(struct qmp *q, const char *name, int limit_ms, json_t **result, struct ff_error *why);
+
 /* Likewise, and pass @fd to the QEMU with it (add-fd); -1: none */
 int qmp_command_with_fd(struct qmp *q, const char *name, json_t *arguments, int fd, json_t **result,
                         struct ff_error *why);

@@ -11,8 +11,8 @@
  *                  source                                       destination
  *              (1) find its RAM; connect, publish        <-->   (1) find its RAM; accept
  *                                                               (2) watch it, empty it: WATCHING
- *              (3) `stop`; devices' state, disks given
- *                  up; hold its threads: STATE           -->    (4) serve faults; the stream that we write
+ *              (3) `stop`; disks given up; devices'
+ *                  state, at its end held: STATE         -->    (4) serve faults; the stream that we write
  *                                                                   to QEMU, until it is `paused`: READY
  *              (5) bind them to this process; GO         -->    (6) `cont`: disks, RUNNING
  *              (7) serve                                 <-->   (7) install; all is here: watch no longer

@@ -13,6 +13,7 @@
 #include "alone.h"
 #include "attach.h"
 #include "cleanup.h"
+#include "device_state.h"
 #include "farfork-elsewhere.h"
 #include "hold.h"
 #include "incoming_stream.h"
@@ -64,6 +65,7 @@ struct attach {
     struct attach_map *maps;         /* source: of each of @main */
     struct incoming_stream stream;
     bool stopped;         /* source: the guest was told to */
+    struct device_save save; /* source: what is in its QEMU for that */
     struct hold *hold;    /* source; of a domain the destination, from READY to GO */
     struct attach_domain *domain; /* NULL: it is none of libvirt's */
     _Atomic bool is_held; /* likewise: its QEMU answers nobody */

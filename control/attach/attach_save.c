@@ -16,6 +16,8 @@
 #include "machine.h"
 #include "movable.h"
 
+#define HOLD_TURN_MS 2
+
 static int look_at_source(struct attach *a, struct ff_error *err)
 {
     char status[32];
@@ -128,6 +130,54 @@ static int send_stream(struct attach *a, struct ff_error *err)
     return ff_source_send_state(a->source, all, s->len + 1, NULL, 0, err);
 }
 
+static int begin_hold_source(void *opaque, const struct stat *file, struct ff_error *err)
+{
+    struct attach *a = opaque;
+
+    return hold_begin_at(a->pid, file, &a->hold, err);
+}
+
+static int await_hold_source(void *opaque, struct ff_error *err)
+{
+    struct attach *a = opaque;
+
+    return hold_await(a->hold, HOLD_TURN_MS, err);
+}
+
+static int saved(struct ff_error *err)
+{
+    return ff_failpoint("attach.state") ? ff_error_set(err, EIO, "attach: injected") : 0;
+}
+
+/* Disks are given up by a save of its own, since QEMU does that when a state is whole: the one that is sent is the later one,
+ * and from the moment on at which that is whole nobody's input changes it, or memory */
+static int save_held(struct attach *a, uint8_t **state, size_t *len, struct ff_error *err)
+{
+    const struct device_stop stop = {.begin = begin_hold_source, .await = await_hold_source, .opaque = a};
+    int rc = 0;
+
+    if (a->was_running) {
+        FF_AUTO_FREE uint8_t *other = NULL;
+
+        rc = device_state_save(a->q, true, &other, len, err);
+    }
+    if (!rc)
+        rc = device_state_save_held(a->q, &stop, &a->save, state, len, err);
+    if (!rc)
+        rc = saved(err);
+    return rc ? rc : check_still_stopped(a->q, err);
+}
+
+/* Of a domain libvirt has the monitor, which answers it once the QEMU goes on */
+static int save_domain(struct attach *a, uint8_t **state, size_t *len, struct ff_error *err)
+{
+    int rc = device_state_save(a->q, a->was_running, state, len, err);
+
+    if (!rc)
+        rc = attach_domain_hold(a, err);
+    return rc ? rc : saved(err);
+}
+
 /* Disks of a guest that is paused are not given up, since only `cont` would take them back: `stop` flushes
  * them, and their locks end with the QEMU. What is movable is looked at again: the guest may have got a
  * device since, or mounted a host's folder. From `stop` on a failure gives the guest back: stay_here() */
@@ -149,15 +199,9 @@ static int stop_and_save(struct attach *a, struct ff_error *err)
     if (!rc)
         rc = check_same_blocks(a, err);
     if (!rc)
-        rc = device_state_save(a->q, a->was_running, &state, &len, err);
-    if (!rc) /* nobody's input changes memory any more */
-        rc = a->domain ? attach_domain_hold(a, err) : hold_begin(a->pid, &a->hold, err);
-    if (!rc && !a->domain)
-        rc = check_still_stopped(a->q, err);
+        rc = a->domain ? save_domain(a, &state, &len, err) : save_held(a, &state, &len, err);
     atomic_store(&a->is_held, a->hold != NULL);
     pthread_mutex_unlock(&a->qmp_lock);
-    if (!rc && ff_failpoint("attach.state"))
-        rc = ff_error_set(err, EIO, "attach: injected");
     if (!rc)
         rc = read_small(a, err);
     if (!rc)
@@ -206,6 +250,12 @@ void attach_save_back(struct attach *a)
     if (a->hold)
         hold_end(a->hold, 0);
     a->hold = NULL;
+    pthread_mutex_lock(&a->qmp_lock);
+    if (a->save.q) {
+        qmp_cancel_by(a->q, -1);
+        device_state_over(&a->save, NULL);
+    }
+    pthread_mutex_unlock(&a->qmp_lock);
     attach_precopy_end(a);
     atomic_store(&a->is_held, false);
 }

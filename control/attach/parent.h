@@ -13,7 +13,7 @@
  *              (1) guest runs     look at it: what cannot be frozen is refused; get ready (freeze.h)
  *              (2) `stop`         devices come to rest; the caller's actions, as overlays; devices' state, which leaves disks
  *                                 where they are
- *              (3)                all threads of QEMU stand; nothing let it run in between; freeze; they go on
+ *              (3)                all threads of QEMU stand, since its main thread closed that state; freeze; they go on
  *              (4) `cont`         a template stays paused
  *              (5)                a thread for each agent: an ordinary source; or the image is handed over
  *

@@ -16,6 +16,7 @@
 
 #define MACHINE_END "-machine"
 #define SETTLE_MS 5000
+#define HOLD_TURN_MS 2
 #define RUN_STATE "\vglobalstate" /* its section, from the length of its name on */
 #define RUN_STATE_BEFORE 12u      /* instance, version, size */
 #define RUN_STATE_BYTES 100u
@@ -138,18 +139,38 @@ static uint64_t parent_lap(uint64_t *since)
     return *since - before;
 }
 
-static int take_memory(struct parent *p, struct ff_error *why)
+static int begin_hold(void *opaque, const struct stat *file, struct ff_error *why)
 {
-    int rc = freeze_hold(p->freeze, why); /* nobody's input changes memory any more */
+    struct parent *p = opaque;
 
-    if (!rc)
-        rc = check_untouched(p, why);
+    return freeze_hold_at(p->freeze, file, why);
+}
+
+static int await_hold(void *opaque, struct ff_error *why)
+{
+    struct parent *p = opaque;
+
+    return freeze_await(p->freeze, HOLD_TURN_MS, why);
+}
+
+/* From the moment at which the state is whole nobody's input changes it, or memory, until that is frozen */
+static int take_all(struct parent *p, uint64_t *t, struct ff_error *why)
+{
+    const struct device_stop stop = {.begin = begin_hold, .await = await_hold, .opaque = p};
+    struct device_save s;
+    int rc = device_state_save_held(p->q, &stop, &s, &p->state, &p->state_len, why);
+
+    p->times.state = parent_lap(t);
     if (!rc && ff_failpoint("attach.state"))
         rc = ff_error_set(why, EIO, "attach: injected");
     if (!rc)
+        rc = check_untouched(p, why);
+    if (!rc)
         rc = freeze_take(p->freeze, why);
     freeze_go(p->freeze);
-    return rc;
+    p->times.fork = parent_lap(t);
+    const int over = device_state_over(&s, rc ? NULL : why);
+    return rc ? rc : over;
 }
 
 /* Our `stop` had an effect, or somebody else's came first: then it is not ours to let the guest go on */
@@ -180,13 +201,7 @@ static int freeze_all(struct parent *p, const json_t *actions, uint64_t *t, stru
     if (!rc && actions)
         rc = qmp_command(p->q, "transaction", json_pack("{sO}", "actions", actions), NULL, why);
     p->times.actions = parent_lap(t);
-    if (!rc)
-        rc = device_state_save(p->q, false, &p->state, &p->state_len, why);
-    p->times.state = parent_lap(t);
-    if (!rc)
-        rc = take_memory(p, why);
-    p->times.fork = parent_lap(t);
-    return rc;
+    return rc ? rc : take_all(p, t, why);
 }
 
 /* As it was before; @rc of the export */

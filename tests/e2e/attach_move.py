@@ -5,12 +5,13 @@
 Debian's own QEMU 7.2, mostly. What goes wrong before GO leaves the guest running here, with its disks; attach_after_go.py
 has what goes wrong later. Arguments: parts of the names of cases; default: all.
 """
+import contextlib
 import os
 import signal
 import subprocess
 
 import common
-from attaching import Move, Parent, chosen, logged, side_here, state_of
+from attaching import Input, Move, Parent, chosen, folder_there, logged, side_here, state_of
 from common import Failed, check_ledger, status, wait_for
 from farfork_move import check_here, say_phases, there
 
@@ -106,6 +107,17 @@ def refused(t, accel):
             check_here(m, a)
 
 
+def with_input(t, accel):
+    """Bytes come into a device while its state is whole, and its QEMU about to be held."""
+    source = Input(t)
+    with contextlib.ExitStack() as stack, Parent(t, accel, 'anon', devices=source.devices) as a:
+        a.start_load()
+        source.start(stack)
+        with Move(t, a, faults='attach.state=delay:600000') as m, there(t, 'fed', m.end(0, 'there')) as b:
+            source.check(stack, folder_there(m))
+            check_ledger(a, b, sweeps=1)
+
+
 def one_at_a_time(t, accel):
     """Two processes at one QEMU would each stop its guest: the later one is refused, before it does anything."""
     third = os.path.join(t.work, 'parent.third')
@@ -160,6 +172,7 @@ def run(t):
             ('anonymous', lambda: moves(t, Parent(t, accel, 'anon'), 'anon')),
             ('10.0, q35, 4 CPUs, VGA', lambda: moves(t, Newer(t, accel), 'newer')),
             ('paused', lambda: paused(t, accel)),
+            ('input while the state is saved', lambda: with_input(t, accel)),
             ('the state is not saved', lambda: stays(t, accel, 'attach.state=fail@1', 'injected')),
             ('the destination fails', lambda: stays(t, accel, 'dest.ready=fail@1', 'the peer ended it: destination: ready: injected')),
             ('GO is lost', lambda: stays(t, accel, 'source.gone=fail@1', 'never got GO')),

@@ -1,12 +1,20 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 #
 # attaching.py - a QEMU of Debian's, and the processes that farfork move starts beside it and there
+import fcntl
+import glob
 import os
 import signal
+import socket
+import struct
 import sys
+import termios
+import threading
+import time
 
 import common
 import farfork_move
+from busy_devices import QTest
 from common import Failed
 from forked import processes_of
 from stocks import Stock
@@ -75,3 +83,53 @@ def check_left_here(parent):
     """Its QEMU was ended by who held it."""
     if parent.proc.wait(20) != -signal.SIGKILL:
         raise Failed(f'{parent.name}: the QEMU here was not ended: exit code {parent.proc.returncode}')
+
+
+class Input:
+    """A UART into which bytes come from the moment on at which its guest is stopped.
+
+    What its QEMU has read is in that UART, or lost.
+    """
+    BASE, SENT = 0x2f8, 12
+
+    def __init__(self, t):
+        self.paths = {k: os.path.join(t.work, f'input.{k}') for k in ('qtest', 'bytes', 'qmp')}
+        self.devices = ('-qtest', f'unix:{self.paths["qtest"]},server=on,wait=off', '-qtest-log', 'none',
+                        '-qmp', f'unix:{self.paths["qmp"]},server=on,wait=off',
+                        '-chardev', f'socket,id=input,path={self.paths["bytes"]},server=on,wait=off',
+                        '-device', f'isa-serial,chardev=input,iobase={self.BASE:#x},irq=3')
+        self.taken = None
+        self.thread = threading.Thread(target=self.feed)
+
+    def start(self, stack):
+        QTest(stack, self.paths['qtest']).do(f'outb {self.BASE + 2:#x} 0xc1')     # it has a FIFO
+        self.sock, self.events = (stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(2))
+        self.sock.connect(self.paths['bytes'])
+        self.events.connect(self.paths['qmp'])
+        self.events.sendall(b'{"execute": "qmp_capabilities"}\n')
+        self.thread.start()
+
+    def feed(self):
+        def unread(sock):
+            return struct.unpack('i', fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))[0]
+        with self.events.makefile() as f:
+            while '"STOP"' not in f.readline():
+                pass
+        for n in range(self.SENT):
+            self.sock.send(bytes([n]))
+            time.sleep(0.02)
+        a, b = socket.socketpair()
+        with a, b:
+            a.send(b'x')
+            self.taken = self.SENT - unread(self.sock) // unread(a)
+
+    def check(self, stack, folder):
+        """Those that this QEMU had read have come to that one."""
+        self.thread.join()
+        q, n = QTest(stack, glob.glob(f'{folder}/*.input.qtest')[0]), 0
+        while int(q.do(f'inb {self.BASE + 5:#x}'), 16) & 1:
+            if int(q.do(f'inb {self.BASE:#x}'), 16) != n:
+                raise Failed(f'byte {n} is another one')
+            n += 1
+        if n != self.taken or n == self.SENT:
+            raise Failed(f'{self.taken} bytes of {self.SENT} were read here, {n} are there')

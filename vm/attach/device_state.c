@@ -20,6 +20,10 @@
  *              query-named-block-nodes            disks given up: none is active (from 10.0 on)
  *                                                 read the memfd
  *
+ *              held: device_state_save_held()     the QEMU is stopped at close(2) of what it was given, in the midst of that
+ *                                                 command: its main loop, which takes input, has not turned since it saved the
+ *                                                 first device. Its answer, and remove-fd, come when it goes on
+ *
  * Invariants   1. A guest that runs is never saved: QEMU would stop it for that moment, and let it
  *                 go on. test_device_state.c: running.
  *              2. No descriptor stays in QEMU, unless QEMU does not answer. test_device_state.c:
@@ -34,6 +38,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -49,6 +54,7 @@
 /* Longer than the requests that a guest has queued take on a disk that works, and shorter than
  * guests wait for one */
 #define SETTLE_MS 5000
+#define ANSWER_MS 60000
 
 /* --- before the guest is stopped --- */
 
@@ -115,23 +121,49 @@ static int open_memory(int *memory, int *writer, struct ff_error *err)
     return 0;
 }
 
-static int save_to(struct qmp *q, bool give_up_disks, int writer, struct ff_error *err)
+#define DEVICE_SAVE_NONE (struct device_save){.memory = -1, .writer = -1, .set = -1}
+
+static int add_writer(struct qmp *q, struct device_save *s, struct ff_error *err)
 {
     FF_AUTO_JSON json_t *added = NULL;
-    char path[48];
-    int rc = qmp_command_with_fd(q, "add-fd", NULL, writer, &added, err);
+    int rc = open_memory(&s->memory, &s->writer, err);
 
+    s->q = q;
+    if (!rc)
+        rc = qmp_command_with_fd(q, "add-fd", NULL, s->writer, &added, err);
     if (rc)
         return rc;
     const json_t *set = json_object_get(added, "fdset-id");
     if (!json_is_integer(set))
         return ff_error_set(err, EPROTO, "device state: add-fd: the answer has no fdset-id");
-    const json_int_t id = json_integer_value(set);
-    snprintf(path, sizeof(path), "/dev/fdset/%lld", (long long)id);
-    rc = qmp_command(q, SAVE, json_pack("{ss sb}", "filename", path, "live", give_up_disks), NULL,
-                     err);
+    s->set = json_integer_value(set);
+    return 0;
+}
+
+static json_t *save_arguments(const struct device_save *s, bool give_up_disks)
+{
+    char path[48];
+
+    snprintf(path, sizeof(path), "/dev/fdset/%lld", (long long)s->set);
+    return json_pack("{ss sb}", "filename", path, "live", give_up_disks);
+}
+
+int device_state_over(struct device_save *s, struct ff_error *err)
+{
+    int rc = 0;
+
+    if (!s->q)
+        return 0;
+    if (s->asks)
+        rc = qmp_command_end(s->q, SAVE, ANSWER_MS, NULL, err);
+    if (rc == -EAGAIN)
+        rc = ff_error_set(err, ETIMEDOUT, "device state: " SAVE ": no answer within %d s", ANSWER_MS / 1000);
     /* where this fails, the descriptor goes with the QEMU, or with the monitor's last client */
-    qmp_command(q, "remove-fd", json_pack("{sI}", "fdset-id", id), NULL, NULL);
+    if (s->set >= 0)
+        qmp_command(s->q, "remove-fd", json_pack("{sI}", "fdset-id", (json_int_t)s->set), NULL, NULL);
+    ff_close_fd(&s->memory);
+    ff_close_fd(&s->writer);
+    *s = DEVICE_SAVE_NONE;
     return rc;
 }
 
@@ -178,18 +210,63 @@ static int read_memory(int memory, uint8_t **out, size_t *len_bytes, struct ff_e
 int device_state_save(struct qmp *q, bool give_up_disks, uint8_t **out, size_t *len_bytes,
                       struct ff_error *err)
 {
-    FF_AUTO_CLOSE int memory = -1, writer = -1;
+    struct device_save s = DEVICE_SAVE_NONE;
     int rc = settle_devices(q, SETTLE_MS, err);
 
     if (!rc)
-        rc = open_memory(&memory, &writer, err);
+        rc = add_writer(q, &s, err);
     if (!rc)
-        rc = save_to(q, give_up_disks, writer, err);
+        rc = qmp_command(q, SAVE, save_arguments(&s, give_up_disks), NULL, err);
+    FF_AUTO_CLOSE int memory = s.memory;
+    s.memory = -1;
+    device_state_over(&s, NULL);
     if (!rc)
         rc = settle_check_stopped(q, err);
     if (!rc && give_up_disks)
         rc = check_given_up(q, err);
     return rc ? rc : read_memory(memory, out, len_bytes, err);
+}
+
+/* Until it stands, or has answered: then it saved nothing */
+static int await_stop(struct device_save *s, const struct device_stop *stop, struct ff_error *err)
+{
+    const uint64_t end = ff_now_ms() + ANSWER_MS;
+    int rc;
+
+    while ((rc = stop->await(stop->opaque, err)) == -EAGAIN) {
+        struct pollfd p = {.fd = qmp_fd(s->q), .events = POLLIN};
+        int said = poll(&p, 1, 0) > 0 ? qmp_command_end(s->q, SAVE, 1, NULL, err) : -EAGAIN;
+
+        if (said != -EAGAIN) {
+            s->asks = false;
+            return said ? said : ff_error_set(err, EPROTO, "device state: QEMU has saved it, but its main thread did not close "
+                                              "the file");
+        }
+        if (ff_now_ms() > end)
+            return ff_error_set(err, ETIMEDOUT, "device state: " SAVE ": not within %d s", ANSWER_MS / 1000);
+    }
+    return rc;
+}
+
+int device_state_save_held(struct qmp *q, const struct device_stop *stop, struct device_save *s, uint8_t **out,
+                           size_t *len_bytes, struct ff_error *err)
+{
+    struct stat file;
+
+    *s = DEVICE_SAVE_NONE;
+    int rc = settle_devices(q, SETTLE_MS, err);
+    if (!rc)
+        rc = add_writer(q, s, err);
+    if (!rc && fstat(s->memory, &file))
+        rc = ff_error_set(err, errno, "device state: fstat: %s", strerror(errno));
+    if (!rc)
+        rc = stop->begin(stop->opaque, &file, err);
+    if (!rc)
+        rc = qmp_command_begin(q, SAVE, save_arguments(s, false), err);
+    s->asks = !rc;
+    if (!rc)
+        rc = await_stop(s, stop, err);
+    return rc ? rc : read_memory(s->memory, out, len_bytes, err);
 }
 
 /* Section "globalstate": instance and version; length of a text, with its end; the text */

@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/stat.h>
 
 #include "error.h"
 #include "qmp.h"
@@ -31,7 +32,7 @@ int device_state_may(struct qmp *q, struct ff_error *err);
  * @out:           what QEMU wrote, to be freed: see incoming_stream.h
  *
  * Devices have done all that they had begun. What may still write guest memory afterwards is input
- * from outside, as of a chardev: QEMU must be kept from that by other means.
+ * from outside, as of a chardev or a network: device_state_save_held().
  *
  * Cost:   some milliseconds; with @give_up_disks as long as flushing takes
  * Return: 0; -EFBIG: above DEVICE_STATE_MAX_BYTES; -EPROTO: QEMU wrote nothing; -EIO: a disk was
@@ -39,6 +40,35 @@ int device_state_may(struct qmp *q, struct ff_error *err);
  */
 int device_state_save(struct qmp *q, bool give_up_disks, uint8_t **out, size_t *len_bytes,
                       struct ff_error *err);
+
+/* Who stops the QEMU: freeze.h, hold.h. @begin: before it writes @file; @await: 0: it stands, since it has closed that; -EAGAIN:
+ * not within some milliseconds; else it never will */
+struct device_stop {
+    int (*begin)(void *opaque, const struct stat *file, struct ff_error *err);
+    int (*await)(void *opaque, struct ff_error *err);
+    void *opaque;
+};
+
+struct device_save {
+    struct qmp *q;      /* NULL: nothing is due */
+    int memory, writer; /* -1: none */
+    int64_t set;        /* in that QEMU; -1: none */
+    bool asks;          /* its answer has not come */
+};
+
+/**
+ * device_state_save_held() - the same, and the QEMU stands still from the moment on at which its state is whole
+ *
+ * So nothing that comes from outside changes its devices or the guest's memory afterwards. Disks stay where they are.
+ *
+ * @s: device_state_over() is due once the QEMU goes on, or does not stand; after a failure, too
+ * Return: as device_state_save(); else as @stop->begin(), @stop->await()
+ */
+int device_state_save_held(struct qmp *q, const struct device_stop *stop, struct device_save *s, uint8_t **out,
+                           size_t *len_bytes, struct ff_error *err);
+
+/* Nothing of it stays in QEMU. Return: 0; or what QEMU said of it */
+int device_state_over(struct device_save *s, struct ff_error *err);
 
 /* Whether the guest of that state ran when it was stopped, as QEMU wrote it there */
 bool device_state_runs(const uint8_t *state, size_t len_bytes);

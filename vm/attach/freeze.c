@@ -82,44 +82,88 @@ static void *freeze_main(void *opaque)
     struct freeze *z = opaque;
 
     pthread_mutex_lock(&z->lock);
-    while (!z->over) {
+    while (!z->over && !z->has_ended) {
         if (z->job) {
-            z->rc = z->job(z);
+            freeze_job *job = z->job;
+
+            pthread_mutex_unlock(&z->lock);
+            const int rc = job(z);
+            pthread_mutex_lock(&z->lock);
+            z->rc = rc;
             z->job = NULL;
             pthread_cond_broadcast(&z->changed);
         }
         if (!z->s.n)
             hear_ends(z);
-        if (!z->over && !z->job)
+        if (!z->over && !z->has_ended && !z->job)
             ff_cond_wait_until(&z->changed, &z->lock, ff_now_ns() + LOOK_NS);
     }
     pthread_mutex_unlock(&z->lock);
     return NULL;
 }
 
+/* Under @lock: the job's end. -EAGAIN: not within @limit_ms; 0: no limit */
+static int await_freeze_job(struct freeze *z, int limit_ms, struct ff_error *err)
+{
+    const uint64_t end = ff_now_ns() + 1000000ull * (uint64_t)limit_ms;
+
+    while (z->job && (!limit_ms || ff_now_ns() < end))
+        if (limit_ms)
+            ff_cond_wait_until(&z->changed, &z->lock, end);
+        else
+            pthread_cond_wait(&z->changed, &z->lock);
+    if (z->job)
+        return -EAGAIN;
+    if (z->rc && err)
+        *err = z->why;
+    return z->rc;
+}
+
 static int run_job(struct freeze *z, freeze_job *job, struct ff_error *err)
 {
     pthread_mutex_lock(&z->lock);
-    z->job = job;
-    pthread_cond_broadcast(&z->changed);
-    while (z->job)
-        pthread_cond_wait(&z->changed, &z->lock);
-    const int rc = z->rc;
-    if (rc && err)
-        *err = z->why;
+    await_freeze_job(z, 0, NULL); /* of freeze_hold_at() */
+    if (!z->has_ended) {
+        z->job = job;
+        pthread_cond_broadcast(&z->changed);
+    }
+    const int rc = await_freeze_job(z, 0, err);
     pthread_mutex_unlock(&z->lock);
     return rc;
 }
 
 /* --- (2), (3): the pause --- */
 
+/* There is no copy yet, so that this thread is of no other use */
+static int has_held(struct freeze *z, int rc)
+{
+    if (!rc)
+        return 0;
+    z->why = z->s.why;
+    pthread_mutex_lock(&z->lock);
+    z->has_ended = true;
+    pthread_mutex_unlock(&z->lock);
+    return rc;
+}
+
 static int hold_job(struct freeze *z)
 {
-    int rc = stopped_begin(&z->s, z->pid);
+    return has_held(z, stopped_begin(&z->s, z->pid));
+}
 
-    if (rc)
-        z->why = z->s.why;
-    return rc;
+static int hold_at_job(struct freeze *z)
+{
+    return has_held(z, stopped_begin_at(&z->s, z->pid, &z->at));
+}
+
+static void is_armed(void *opaque)
+{
+    struct freeze *z = opaque;
+
+    pthread_mutex_lock(&z->lock);
+    z->is_armed = true;
+    pthread_cond_broadcast(&z->changed);
+    pthread_mutex_unlock(&z->lock);
 }
 
 static int remap_private(struct inject *in, struct freeze_work *k, const struct outside_block *b, struct ff_error *err)
@@ -223,6 +267,28 @@ int freeze_hold(struct freeze *z, struct ff_error *err)
     return run_job(z, hold_job, err);
 }
 
+int freeze_hold_at(struct freeze *z, const struct stat *file, struct ff_error *err)
+{
+    z->at = (struct stopped_at){.dev = file->st_dev, .ino = file->st_ino, .armed = is_armed, .opaque = z};
+    pthread_mutex_lock(&z->lock);
+    z->is_armed = false;
+    z->job = hold_at_job;
+    pthread_cond_broadcast(&z->changed);
+    while (z->job && !z->is_armed)
+        pthread_cond_wait(&z->changed, &z->lock);
+    const int rc = z->job ? 0 : await_freeze_job(z, 0, err);
+    pthread_mutex_unlock(&z->lock);
+    return rc;
+}
+
+int freeze_await(struct freeze *z, int limit_ms, struct ff_error *err)
+{
+    pthread_mutex_lock(&z->lock);
+    const int rc = await_freeze_job(z, limit_ms, err);
+    pthread_mutex_unlock(&z->lock);
+    return rc;
+}
+
 int freeze_take(struct freeze *z, struct ff_error *err)
 {
     return run_job(z, take_job, err);
@@ -230,6 +296,7 @@ int freeze_take(struct freeze *z, struct ff_error *err)
 
 void freeze_go(struct freeze *z)
 {
+    atomic_store(&z->at.over, true);
     run_job(z, go_job, NULL);
 }
 

@@ -7,6 +7,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/stat.h>
 #include <sys/types.h>
 
 #include "error.h"
@@ -35,13 +36,18 @@ int freeze_new(pid_t pid, const struct outside_block *b, unsigned n, struct free
 /**
  * freeze_hold(), freeze_take(), freeze_go() - stop every thread of the process; freeze; let them go
  *
+ * freeze_hold_at(), freeze_await(): in two, from the moment on at which its main thread has closed @file. The first returns when
+ * that may happen; the second with -EAGAIN where it has not happened within @limit_ms. freeze_go() ends that, too.
+ *
  * If this process ends, in whatever way, that one goes on as if nothing had been. When freeze_take() has returned the image is
  * made, and changes no more; after a failure of it freeze_go() is due as well.
  *
  * Cost:   half a millisecond; fork(2) of it: about 10 ms a GiB of small pages, anonymous; likewise what KVM forgets of a file
- * Return: 0; -ETIMEDOUT: a thread does not stop; else as inject_fork(), mremap(2)
+ * Return: 0; -ETIMEDOUT: a thread does not stop; else as inject_fork(), mremap(2). Where it could not be held it goes on
  */
 int freeze_hold(struct freeze *z, struct ff_error *err);
+int freeze_hold_at(struct freeze *z, const struct stat *file, struct ff_error *err);
+int freeze_await(struct freeze *z, int limit_ms, struct ff_error *err);
 int freeze_take(struct freeze *z, struct ff_error *err);
 void freeze_go(struct freeze *z);
 

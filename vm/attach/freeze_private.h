@@ -38,7 +38,9 @@ struct freeze {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     freeze_job *job;          /* for the thread, under @lock; NULL: none */
-    bool over;
+    bool over, has_ended;     /* ended: a thread of that process did not stop, and only so is it let go of */
+    bool is_armed;
+    struct stopped_at at;
     int rc;
     struct ff_error why;
     /* the thread's */

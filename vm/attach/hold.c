@@ -33,11 +33,13 @@ struct hold {
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    bool tried, over, binds, bound; /* under @lock */
+    bool tried, armed, over, binds, bound; /* under @lock */
     int signal; /* at the end; likewise */
     int rc;
     struct ff_error why;
     struct stopped s; /* the thread's own */
+    struct stopped_at at;
+    bool is_at;
 };
 
 static int bind_all(struct hold *h)
@@ -64,7 +66,7 @@ static bool any_has_ended(void)
 static void *hold_main(void *opaque)
 {
     struct hold *h = opaque;
-    int rc = stopped_begin(&h->s, h->pid);
+    int rc = h->is_at ? stopped_begin_at(&h->s, h->pid, &h->at) : stopped_begin(&h->s, h->pid);
 
     pthread_mutex_lock(&h->lock);
     if (rc)
@@ -96,6 +98,16 @@ static void *hold_main(void *opaque)
     return NULL;
 }
 
+static void hold_armed(void *opaque)
+{
+    struct hold *h = opaque;
+
+    pthread_mutex_lock(&h->lock);
+    h->armed = true;
+    pthread_cond_broadcast(&h->changed);
+    pthread_mutex_unlock(&h->lock);
+}
+
 static void free_hold(struct hold *h)
 {
     pthread_join(h->thread, NULL);
@@ -105,13 +117,17 @@ static void free_hold(struct hold *h)
     free(h);
 }
 
-int hold_begin(pid_t pid, struct hold **out, struct ff_error *err)
+/* @file: NULL: at once */
+static int start_hold(pid_t pid, const struct stat *file, struct hold **out, struct ff_error *err)
 {
     struct hold *h = calloc(1, sizeof(*h));
 
     if (!h)
         return ff_error_set(err, ENOMEM, "hold: out of memory");
     h->pid = pid;
+    h->is_at = file;
+    if (file)
+        h->at = (struct stopped_at){.dev = file->st_dev, .ino = file->st_ino, .armed = hold_armed, .opaque = h};
     pthread_mutex_init(&h->lock, NULL);
     ff_cond_init(&h->changed);
     int rc = ff_thread_start(&h->thread, hold_main, h, "hold", err);
@@ -120,7 +136,7 @@ int hold_begin(pid_t pid, struct hold **out, struct ff_error *err)
         return rc;
     }
     pthread_mutex_lock(&h->lock);
-    while (!h->tried)
+    while (!h->tried && !h->armed)
         pthread_cond_wait(&h->changed, &h->lock);
     rc = h->rc;
     pthread_mutex_unlock(&h->lock);
@@ -132,6 +148,30 @@ int hold_begin(pid_t pid, struct hold **out, struct ff_error *err)
     }
     *out = h;
     return 0;
+}
+
+int hold_begin(pid_t pid, struct hold **out, struct ff_error *err)
+{
+    return start_hold(pid, NULL, out, err);
+}
+
+int hold_begin_at(pid_t pid, const struct stat *file, struct hold **out, struct ff_error *err)
+{
+    return start_hold(pid, file, out, err);
+}
+
+int hold_await(struct hold *h, int limit_ms, struct ff_error *err)
+{
+    const uint64_t end = ff_now_ns() + 1000000ull * (uint64_t)limit_ms;
+
+    pthread_mutex_lock(&h->lock);
+    while (!h->tried && ff_now_ns() < end)
+        ff_cond_wait_until(&h->changed, &h->lock, end);
+    const int rc = h->tried ? h->rc : -EAGAIN;
+    if (h->tried && rc && err)
+        *err = h->why;
+    pthread_mutex_unlock(&h->lock);
+    return rc;
 }
 
 int hold_bind(struct hold *h, struct ff_error *err)
@@ -150,6 +190,7 @@ int hold_bind(struct hold *h, struct ff_error *err)
 
 void hold_end(struct hold *h, int signal)
 {
+    atomic_store(&h->at.over, true);
     pthread_mutex_lock(&h->lock);
     h->over = true;
     h->signal = signal;

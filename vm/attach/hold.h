@@ -6,6 +6,7 @@
 #define FF_VM_ATTACH_HOLD_H
 
 #include <stdbool.h>
+#include <sys/stat.h>
 #include <sys/types.h>
 
 #include "error.h"
@@ -22,6 +23,15 @@ struct hold;
  * Return: 0; -ETIMEDOUT: a thread does not stop; else as inject_run(). After a failure it goes on
  */
 int hold_begin(pid_t pid, struct hold **out, struct ff_error *err);
+
+/**
+ * hold_begin_at(), hold_await() - likewise, from the moment on at which its main thread has closed @file
+ *
+ * The first returns when that may happen. Return of hold_await(): -EAGAIN: it has not within @limit_ms; after another failure,
+ * too, hold_end() is due
+ */
+int hold_begin_at(pid_t pid, const struct stat *file, struct hold **out, struct ff_error *err);
+int hold_await(struct hold *h, int limit_ms, struct ff_error *err);
 
 /* From here on the kernel kills it when this process ends in whatever way: a source's QEMU after GO never runs
  * its guest again. Return: 0; -ESRCH: it has ended; else -errno, and it does not stand so */

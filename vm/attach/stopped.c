@@ -4,10 +4,14 @@
  */
 #include <dirent.h>
 #include <errno.h>
+#include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ptrace.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -19,6 +23,8 @@
 
 #define STOP_LIMIT_MS 2000
 #define LOOK_NS 20000
+#define SOON_NS 300000u /* within which most system calls end */
+#define SYSCALL_STOP (SIGTRAP | 0x80) /* PTRACE_O_TRACESYSGOOD */
 #define PF_IO_WORKER 0x10u /* include/linux/sched.h */
 #define PF_USER_WORKER 0x4000u
 
@@ -121,13 +127,13 @@ static int wait_one(struct stopped *s, struct stopped_thread *t, uint64_t end)
     return t->has_ended && t->tid == s->pid ? ff_error_set(&s->why, ESRCH, "process %d has ended", (int)s->pid) : 0;
 }
 
-int stopped_begin(struct stopped *s, pid_t pid)
+/* Those too that have been seized before */
+static int stop_all(struct stopped *s)
 {
     uint64_t end = ff_now_ms() + STOP_LIMIT_MS;
     unsigned n_new;
     int rc;
 
-    *s = (struct stopped){.pid = pid};
     do {
         n_new = 0;
         rc = seize_all(s, &n_new);
@@ -137,6 +143,112 @@ int stopped_begin(struct stopped *s, pid_t pid)
     if (rc)
         stopped_end(s);
     return rc;
+}
+
+int stopped_begin(struct stopped *s, pid_t pid)
+{
+    *s = (struct stopped){.pid = pid};
+    return stop_all(s);
+}
+
+/* --- until a file is closed --- */
+
+struct call { /* that a thread is in */
+    bool is_close, is_write;
+    int fd;
+};
+
+static bool is_its_file(const struct stopped *s, const struct stopped_at *at, int fd)
+{
+    FF_AUTO_FREE char *path = xprintf("/proc/%d/fd/%d", (int)s->pid, fd);
+    struct stat st;
+
+    return !stat(path, &st) && st.st_dev == at->dev && st.st_ino == at->ino;
+}
+
+/* It stands at the begin or the end of a system call. 1: it has closed the file */
+static int look_at_call(struct stopped *s, const struct stopped_at *at, const struct stopped_thread *t, struct call *now)
+{
+    struct __ptrace_syscall_info i = {0};
+
+    if (ptrace(PTRACE_GET_SYSCALL_INFO, t->tid, (void *)sizeof(i), &i) < 0)
+        return ff_error_set(&s->why, errno, "process %d: look at its system calls: %s", (int)s->pid, strerror(errno));
+    if (i.op == PTRACE_SYSCALL_INFO_ENTRY) {
+        const uint64_t nr = i.entry.nr;
+        const int fd = (int)i.entry.args[0];
+
+        *now = (struct call){.is_close = nr == SYS_close && is_its_file(s, at, fd),
+                             .is_write = nr == SYS_write || nr == SYS_writev, .fd = fd};
+        return 0;
+    }
+    if (i.op == PTRACE_SYSCALL_INFO_EXIT && now->is_write && i.exit.is_error && is_its_file(s, at, now->fd))
+        return ff_error_set(&s->why, EIO, "process %d: write its devices' state: %s", (int)s->pid, strerror((int)-i.exit.rval));
+    return i.op == PTRACE_SYSCALL_INFO_EXIT && now->is_close;
+}
+
+/* It stands in a stop: it goes on to the next one */
+static int go_to_next_stop(struct stopped *s, struct stopped_at *at, struct stopped_thread *t)
+{
+    const int how = WSTOPPED | WNOHANG | __WALL | __WNOTHREAD;
+    const uint64_t since = ff_now_ns();
+
+    if (ptrace(PTRACE_SYSCALL, t->tid, NULL, (void *)(intptr_t)t->signal))
+        return ff_error_set(&s->why, errno, "process %d: let it go on: %s", (int)s->pid, strerror(errno));
+    t->signal = 0;
+    t->is_stopped = false;
+    while (!atomic_load(&at->over)) {
+        siginfo_t now = {0};
+
+        if (waitid(P_PID, (id_t)t->tid, &now, how | WEXITED | WNOWAIT) || (now.si_pid && now.si_code != CLD_TRAPPED)) {
+            t->has_ended = true;
+            return ff_error_set(&s->why, ESRCH, "process %d has ended", (int)s->pid);
+        }
+        if (now.si_pid && !waitid(P_PID, (id_t)t->tid, &now, how) && now.si_pid) {
+            t->is_stopped = true;
+            t->signal = now.si_status >> 8 ? 0 : now.si_status;
+            return 0;
+        }
+        if (ff_now_ns() - since < SOON_NS)
+            sched_yield();
+        else
+            nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
+    }
+    return ff_error_set(&s->why, ECANCELED, "process %d: nobody waits for its stop any more", (int)s->pid);
+}
+
+static int go_to_close(struct stopped *s, struct stopped_at *at, struct stopped_thread *t)
+{
+    struct call now = {0};
+    int rc;
+
+    if (ptrace(PTRACE_SETOPTIONS, t->tid, NULL, (void *)(uintptr_t)PTRACE_O_TRACESYSGOOD))
+        return ff_error_set(&s->why, errno, "process %d: trace its system calls: %s", (int)s->pid, strerror(errno));
+    at->armed(at->opaque);
+    while (!(rc = go_to_next_stop(s, at, t))) {
+        if (t->signal != SYSCALL_STOP)
+            continue;
+        t->signal = 0;
+        if ((rc = look_at_call(s, at, t, &now)))
+            break;
+    }
+    if (rc > 0 && ptrace(PTRACE_SETOPTIONS, t->tid, NULL, NULL))
+        return ff_error_set(&s->why, errno, "process %d: %s", (int)s->pid, strerror(errno));
+    return rc > 0 ? 0 : rc;
+}
+
+int stopped_begin_at(struct stopped *s, pid_t pid, struct stopped_at *at)
+{
+    *s = (struct stopped){.pid = pid};
+    int rc = seize_one(s, pid);
+    if (!rc)
+        rc = wait_one(s, &s->threads[0], ff_now_ms() + STOP_LIMIT_MS);
+    if (!rc)
+        rc = go_to_close(s, at, &s->threads[0]);
+    if (rc) {
+        stopped_end(s);
+        return rc;
+    }
+    return stop_all(s);
 }
 
 void stopped_forget(struct stopped *s)

@@ -7,6 +7,7 @@
  */
 #include "unit.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
@@ -32,16 +33,23 @@ struct guest {
     unsigned n;
     uint64_t *at[2];
     _Atomic uint64_t *turns; /* shared with it, as is: */
-    _Atomic bool *over;
+    _Atomic bool *over, *vforks, *ends_vfork;
 };
 
 static struct guest now; /* what its threads see */
 
 static void *count_on(void *opaque)
 {
-    while (!atomic_load(now.over))
+    while (!atomic_load(now.over)) {
         usleep(50);
-    return opaque;
+        if (opaque && atomic_exchange(now.vforks, false) && !vfork()) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            while (!atomic_load(now.ends_vfork))
+                usleep(1000);
+            _exit(0);
+        }
+    }
+    return NULL;
 }
 
 static void write_on(void)
@@ -49,7 +57,7 @@ static void write_on(void)
     pthread_t t[OTHERS];
 
     for (int i = 0; i < OTHERS; i++)
-        pthread_create(&t[i], NULL, count_on, NULL);
+        pthread_create(&t[i], NULL, count_on, i ? NULL : &now);
     for (uint64_t turn = 1; !atomic_load(now.over); turn++) {
         for (unsigned k = 0; k < now.n; k++)
             for (unsigned i = 0; i < PAGES; i++) {
@@ -82,7 +90,8 @@ static void start(struct guest *g, bool anonymous, bool file)
     void *both = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     int fd = file ? memfd_create("memory", MFD_CLOEXEC | MFD_ALLOW_SEALING) : -1;
 
-    *g = (struct guest){.turns = both, .over = (_Atomic bool *)((char *)both + 64)};
+    *g = (struct guest){.turns = both, .over = (_Atomic bool *)((char *)both + 64),
+                        .vforks = (_Atomic bool *)((char *)both + 128), .ends_vfork = (_Atomic bool *)((char *)both + 192)};
     assert_true(!file || (fd >= 0 && !ftruncate(fd, (off_t)PAGES * PAGE)));
     for (int i = 0; i < 2; i++) {
         if (!(i ? file : anonymous))
@@ -219,6 +228,40 @@ static unsigned copies_of(pid_t pid)
     return n;
 }
 
+/* Of any of its threads */
+static bool any_thread(pid_t pid, const char *name, const char *none)
+{
+    char path[64], line[256];
+    bool any = false;
+    struct dirent *e;
+
+    snprintf(path, sizeof(path), "/proc/%d/task", (int)pid);
+    DIR *d = opendir(path);
+    assert_non_null(d);
+    while ((e = readdir(d))) {
+        char file[600];
+
+        snprintf(file, sizeof(file), "%s/%s/%s", path, e->d_name, name);
+        FILE *f = e->d_name[0] == '.' ? NULL : fopen(file, "re");
+        for (bool is = !*none; f && fgets(line, sizeof(line), f);)
+            any |= is || (!strncmp(line, none, strlen(none)) && atoi(line + strlen(none)));
+        if (f)
+            fclose(f);
+    }
+    closedir(d);
+    return any;
+}
+
+static bool copies_of_any(pid_t pid)
+{
+    return any_thread(pid, "children", "");
+}
+
+static bool is_traced(pid_t pid)
+{
+    return any_thread(pid, "status", "TracerPid:");
+}
+
 static void test_goes_on(bool anonymous, bool file)
 {
     struct guest g;
@@ -318,6 +361,35 @@ static void test_ends_meanwhile(void **state)
     freeze_end(z);
 }
 
+/* A thread that waits for its vfork(2) does not stop: it is let go of at once, and so are the others */
+static void test_does_not_stop(void **state)
+{
+    (void)state;
+    struct guest g;
+    struct freeze *z;
+
+    if (UNDER_TSAN)
+        skip(); /* which makes a fork of vfork */
+    start(&g, true, false);
+    assert_int_equal(freeze_new(g.pid, g.b, g.n, &z, &err), 0);
+    atomic_store(g.vforks, true);
+    for (int i = 0; !copies_of_any(g.pid); i++) {
+        assert_true(i < 5000);
+        usleep(1000);
+    }
+    assert_int_equal(freeze_hold(z, &err), -ETIMEDOUT);
+    for (int i = 0; is_traced(g.pid); i++) {
+        assert_true(i < 1000);
+        usleep(1000);
+    }
+    wait_turns(&g, 2);
+    assert_true(freeze_take(z, &err) < 0);
+    freeze_go(z);
+    atomic_store(g.ends_vfork, true);
+    freeze_end(z);
+    end(&g);
+}
+
 /* --- this process is killed --- */
 
 static void freeze_for_ever(const struct guest *g)
@@ -377,7 +449,7 @@ int main(void)
         cmocka_unit_test(test_anonymous),   cmocka_unit_test(test_memfd),
         cmocka_unit_test(test_both),        cmocka_unit_test(test_file_is_closed_to_writers),
         cmocka_unit_test(test_ends_meanwhile), cmocka_unit_test(test_is_killed),
-        cmocka_unit_test(test_still_to_come),
+        cmocka_unit_test(test_still_to_come), cmocka_unit_test(test_does_not_stop),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

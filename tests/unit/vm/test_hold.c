@@ -4,12 +4,16 @@
  */
 #include "unit.h"
 
+#include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 
 #include "hold.h"
+#include "outside.h"
 
 #define THREADS 6
 
@@ -247,6 +251,107 @@ static void test_does_not_stop(void **state)
     check_end(pid, false);
 }
 
+static int file;
+
+/* As QEMU saves a state: written in parts, closed; and then comes what ought not to come */
+static void saves(void)
+{
+    while (!atomic_load(&shared->over)) {
+        char path[40];
+
+        if (atomic_load(&shared->count[1]) == atomic_load(&shared->count[0])) {
+            usleep(100);
+            continue;
+        }
+        snprintf(path, sizeof(path), "/proc/self/fd/%d", file);
+        int fd = open(path, O_WRONLY);
+        for (int i = 0; i < 3; i++)
+            (void)!write(fd, "state", 5);
+        close(fd);
+        atomic_fetch_add(&shared->count[0], 1);
+    }
+}
+
+static int await_held(struct hold *h)
+{
+    int rc = -EAGAIN;
+
+    for (int i = 0; i < 2000 && rc == -EAGAIN; i++)
+        rc = hold_await(h, 5, &err);
+    return rc;
+}
+
+static void check_untraced(pid_t pid)
+{
+    for (int i = 0; outside_number(pid, "TracerPid:"); i++) {
+        assert_true(i < 1000);
+        usleep(1000);
+    }
+}
+
+static void test_stands_where_it_closes_a_file(void **state)
+{
+    struct hold *h;
+    struct stat st;
+    (void)state;
+    file = memfd_create("state", MFD_CLOEXEC);
+    assert_int_equal(fstat(file, &st), 0);
+    pid_t pid = start(saves);
+
+    for (uint64_t i = 1; i <= 20; i++) {
+        assert_int_equal(ftruncate(file, 0), 0);
+        assert_int_equal(hold_begin_at(pid, &st, &h, &err), 0);
+        if (i == 1)
+            assert_int_equal(hold_await(h, 20, &err), -EAGAIN);
+        atomic_store(&shared->count[1], i);
+        assert_int_equal(await_held(h), 0);
+        assert_int_equal(lseek(file, 0, SEEK_END), 15);
+        if (i < 3)
+            check_still();
+        assert_int_equal(atomic_load(&shared->count[0]), i - 1);
+        hold_end(h, 0);
+        for (int k = 0; atomic_load(&shared->count[0]) < i; k++) {
+            assert_true(k < 5000);
+            usleep(1000);
+        }
+    }
+    assert_int_equal(hold_begin_at(pid, &st, &h, &err), 0); /* nobody waits for it any more */
+    hold_end(h, 0);
+    check_untraced(pid);
+    assert_int_equal(hold_begin_at(pid, &st, &h, &err), 0);
+    kill(pid, SIGKILL);
+    assert_int_equal(await_held(h), -ESRCH);
+    hold_end(h, 0);
+    check_end(pid, true);
+    close(file);
+}
+
+static void has_no_room(void)
+{
+    signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &(struct rlimit){8, 8});
+    saves();
+}
+
+static void test_what_it_could_not_write(void **state)
+{
+    struct hold *h;
+    struct stat st;
+    (void)state;
+    file = memfd_create("state", MFD_CLOEXEC);
+    assert_int_equal(fstat(file, &st), 0);
+    pid_t pid = start(has_no_room);
+    wait_state(pid, 'S');
+    assert_int_equal(hold_begin_at(pid, &st, &h, &err), 0);
+    atomic_store(&shared->count[1], 1);
+    assert_int_equal(await_held(h), -EIO);
+    hold_end(h, 0);
+    check_untraced(pid);
+    atomic_store(&shared->over, true);
+    check_end(pid, false);
+    close(file);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -255,6 +360,7 @@ int main(void)
         cmocka_unit_test(test_does_not_outlive_its_holder), cmocka_unit_test(test_outlives_who_holds_it_only),
         cmocka_unit_test(test_ends_while_held),
         cmocka_unit_test(test_does_not_stop),
+        cmocka_unit_test(test_stands_where_it_closes_a_file), cmocka_unit_test(test_what_it_could_not_write),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
