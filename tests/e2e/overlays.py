@@ -17,8 +17,8 @@ import common
 from attaching import Move
 from common import Failed, say, wait_for
 from farfork_move import listed
-from forked import (Clone, Parent, alive, ask, check_nothing_left, check_result, kill,
-                    run_vmclone)
+from forked import (BY_ATTACHING, QEMU, Clone, ForkParent, alive, ask, check_nothing_left, check_result, exports_at,
+                    kill, run_vmclone)
 
 MIB = 64
 OWNER, MODE = (1234, 1235), 0o640
@@ -53,7 +53,7 @@ class Family:
         if os.geteuid() == 0:
             os.chown(self.image, *OWNER)
         os.chmod(self.image, MODE)
-        self.parent = self.stack.enter_context(Parent(self.t, self.accel, mem_mib=MIB, extra=(
+        self.parent = self.stack.enter_context(ForkParent(self.t, self.accel, mem_mib=MIB, extra=(
             '-drive', f'file={self.image},format=qcow2,if=none,id=d0',
             '-device', 'virtio-blk-pci,drive=d0' + self.device)))
         self.parent.start_load()
@@ -250,9 +250,9 @@ def ended_meanwhile(t, accel):
     """A child ends after the freeze, before its own child has opened anything: that runs all the
     same. It was forked before: two of its overlays lie upon each other."""
     late, go = (os.path.join(t.work, name) for name in ('late-qemu', 'go'))
-    common.write_file(late, f'#!/bin/sh\ncase "$*" in *farfork-clone:*) until test -e {go}; do\n'
+    common.write_file(late, f'#!/bin/sh\ncase "$*" in *-incoming*) until test -e {go}; do\n'
                       'sleep 0.1; done;; esac\n'
-                      f'exec {shlex.quote(os.path.abspath(common.QEMU))} "$@"\n')
+                      f'exec {shlex.quote(QEMU)} "$@"\n')
     os.chmod(late, 0o700)
     with Family(t, accel) as f:
         path, pid = f.child('f')
@@ -263,7 +263,7 @@ def ended_meanwhile(t, accel):
         g = f.stack.enter_context(Clone(t, path, 1, '--scratch', f.scratch, '--qemu', late,
                                         name='g'))
         other = os.path.join(os.path.dirname(path), '1.parent.second')  # vmclone has the first
-        wait_for('the freeze', 40, lambda: ask(other, 'query-x-farfork-exports'))
+        wait_for('the freeze', 40, lambda: exports_at(path) if BY_ATTACHING else ask(other, 'query-x-farfork-exports'))
         wait_for('the child that is late', 20, lambda: os.path.exists(f'{f.scratch}/{GRAND}'))
         os.kill(pid, signal.SIGTERM)
         wait_for('end of its agent', 20, lambda: not [
@@ -332,7 +332,7 @@ def inodes(pid):
 
 
 def renamed(t, accel):
-    """Another file by the name of its image: not forked, not moved, and QEMU itself does not take it."""
+    """Another file by the name of its image: not forked, not moved, and Farfork's QEMU does not take it."""
     with Family(t, accel) as f:
         old, new, top = f.image + '.old', f.image + '.new', f.image + '.top'
         subprocess.run(['qemu-img', 'create', '-q', '-f', 'qcow2', new, '8M'], check=True, timeout=20)
@@ -341,7 +341,7 @@ def renamed(t, accel):
         f.refuses(f'image {f.image}: there is another file by that name now')
         f.parent.qmp('blockdev-snapshot-sync', **{'device': 'd0', 'snapshot-file': top})
         has = inodes(f.parent.proc.pid)
-        if os.stat(old).st_ino not in has or os.stat(f.image).st_ino in has:
+        if not BY_ATTACHING and (os.stat(old).st_ino not in has or os.stat(f.image).st_ino in has):
             raise Failed('its QEMU has opened the other file')
         io(f.parent.second, 'read -P 1 0 64k')
 

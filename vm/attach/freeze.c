@@ -323,6 +323,8 @@ static int leave_there(struct inject *in, void *opaque, struct ff_error *err)
 
     if (!rc)
         rc = call_there(in, SYS_prctl, PR_SET_NAME, name, 0, "name it", err);
+    if (!rc) /* who ends the other's group, an agent for instance when its child has ended, does not mean the copy */
+        rc = call_there(in, SYS_setsid, 0, 0, 0, "leave its session", err);
     if (!rc)
         rc = call_there(in, SYS_close_range, 0, UINT32_MAX, 0, "close files", err);
     FILE *f = rc ? NULL : fopen(path, "re");
