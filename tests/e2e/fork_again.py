@@ -10,7 +10,7 @@ import subprocess
 
 import common
 from common import Failed, say
-from forked import (Child, Clone, Parent, check_nothing_left, check_result, hosts_of_their_own, kill, snapshot)
+from forked import (Child, Clone, ForkParent, check_nothing_left, check_result, hosts_of_their_own, kill, snapshot)
 
 LAUNCHER = ('--launcher', 'ip netns exec {host} {cmd}')
 
@@ -35,7 +35,7 @@ def fork(t, parent, host, name, *options):
 
 def again(t, accel, load, least):
     """@least: percent of the network's bytes that a second fork is to save."""
-    with hosts_of_their_own(1, True) as hosts, Parent(t, accel, load=load) as parent:
+    with hosts_of_their_own(1, True) as hosts, ForkParent(t, accel, load=load) as parent:
         parent.start_load()
         base = os.path.join(t.work, 'run')
         try:

@@ -17,7 +17,7 @@ import tempfile
 
 import common
 from common import Failed, Skip, event_names, say, wait_for
-from forked import (ELSEWHERE, RAMBLOCK, SLOW, TWO_HOSTS, Child, Clone, FakeParent, Parent,
+from forked import (ELSEWHERE, QEMU, RAMBLOCK, SLOW, TWO_HOSTS, Child, Clone, FakeParent, ForkParent,
                     check_nothing_left, check_result, kill, snapshot)
 
 MIB = 32
@@ -36,7 +36,7 @@ class Fork(Clone):
                          *args, **more)
 
 
-class DiskParent(Parent):
+class DiskParent(ForkParent):
     """A parent with a raw and a qcow2 disk, and what is known of them before any fork."""
 
     def __init__(self, t, accel, **more):
@@ -98,8 +98,8 @@ def script(t, name, text):
 
 def bad_child(t, name, text):
     """A QEMU that starts, but not as a child."""
-    return script(t, name, f'case "$*" in *farfork-clone:*) {text};; esac\n'
-                           f'exec {shlex.quote(os.path.abspath(common.QEMU))} "$@"\n')
+    return script(t, name, f'case "$*" in *-incoming*) {text};; esac\n'
+                           f'exec {shlex.quote(QEMU)} "$@"\n')
 
 
 def gated_child(t, name):
@@ -194,7 +194,7 @@ def taken_back(t, accel):
             check_result(c, 3, {'failed': 1})
             reason(c, 'exit code 5: too bad')
             if c.result['disks']:
-                raise Failed(f'the summary names overlays: {c.result["disks"]}')
+                raise Failed(f'the summary names overlays: {c.result["disks"]}, {c.result["notes"]}')
             parent.as_before()
             check_nothing_left(c, parent)
         for _ in range(FAILURES):
@@ -231,7 +231,7 @@ def agents_alone(folder):
 
 def kept(t, accel):
     """What may be in use is not written to: children that run, an agent that was killed."""
-    one = bad_child(t, 'one', 'case "$*" in *number=2,*) exit 5;; esac')
+    one = bad_child(t, 'one', 'case "$*" in */2.qmp*) exit 5;; esac')
     with DiskParent(t, accel, memory='memfd') as parent:
         parent.start_load()
         with Fork(t, parent, 2, '--qemu', one) as c:
@@ -352,7 +352,7 @@ def in_turn(t, accel):
 def one_hangs(t, accel):
     """A host that hangs does not keep the others from being forked to."""
     launcher = 'test {host} != h2 || exec sleep 1000; exec {cmd}'
-    with Parent(t, accel, mem_mib=MIB) as parent:
+    with ForkParent(t, accel, mem_mib=MIB) as parent:
         parent.start_load()
         before = snapshot(parent)
         with Fork(t, parent, 2, '--launcher', launcher, '--timeout', '1000', hosts=TWO_HOSTS) as c:

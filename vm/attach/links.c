@@ -7,6 +7,8 @@
  *
  * Picture      info network     e1000.0: index=0,type=nic,model=e1000,macaddr=52:54:00:12:34:56
  *                                \ net0: index=0,type=user,net=10.0.2.0,restrict=off
+ *              hub 0
+ *               \ hub0port0: e1000.1: index=0,type=nic,model=e1000,...
  *              No command names the cards themselves; a name has no ": ", since "index=" follows it.
  */
 #include <errno.h>
@@ -18,6 +20,7 @@
 
 #define INDEX ": index="
 #define NIC ",type=nic,"
+#define HUB ": "
 
 static int link_down(struct qmp *q, const char *line, struct ff_error *err)
 {
@@ -28,6 +31,8 @@ static int link_down(struct qmp *q, const char *line, struct ff_error *err)
         return 0;
     if (!end || end == line)
         return ff_error_set(err, EPROTO, "QEMU: info network: read line: no name: %.200s", line);
+    for (const char *hub = line; (hub = strstr(hub, HUB)) && hub < end;)
+        line = hub += strlen(HUB);
     return qmp_command(q, "set_link", json_pack("{ss% sb}", "name", line, (size_t)(end - line), "up", 0), NULL, err);
 }
 

@@ -76,9 +76,10 @@ static void test_links(void **state)
     network = "net1: index=0,type=nic,model=virtio-net-pci,macaddr=52:54:00:12:34:57\r\n"
               " \\ n1: index=0,type=user,net=10.0.2.0,restrict=off\r\n"
               "e1000.0: index=0,type=nic,model=e1000,macaddr=52:54:00:12:34:56\r\n"
-              "h: index=0,type=tap,ifname=a\r\n";
+              "h: index=0,type=tap,ifname=a\r\nhub 0\r\n"
+              " \\ hub0port1: n: net2.0: index=0,type=nic,model=virtio-net-pci,macaddr=52:54:00:12:34:58\r\n";
     assert_ok(links_all_down(q, &err), err);
-    assert_string_equal(downed, "net1 e1000.0 ");
+    assert_string_equal(downed, "net1 e1000.0 net2.0 ");
     network = "  net1 index=0,type=nic,model=e1000\r\n";
     assert_fails(links_all_down(q, &err), EPROTO);
     network = "";
