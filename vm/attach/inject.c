@@ -40,6 +40,7 @@
 #include <time.h>
 
 #include "cleanup.h"
+#include "failpoint.h"
 #include "inject.h"
 #include "outside.h"
 #include "thread.h"
@@ -59,7 +60,7 @@ struct inject {
     struct user_regs_struct regs;
     uint64_t mask; /* of its signals */
     int signal;    /* that came meanwhile and could not be blocked; 0: none */
-    bool stopped, lost;
+    bool stopped, lost, masked; /* masked: all its signals are blocked */
     unsigned filters; /* that are known to do no harm */
     long options;     /* of ptrace(2), that are set */
     struct way way;
@@ -135,6 +136,19 @@ static bool wants_restart(int64_t rc)
     return rc <= -512 && rc >= -516;
 }
 
+/* After its registers are those of a call: if this process is killed now, the way home has its mask, too */
+static int mask_signals(struct inject *in, struct ff_error *err)
+{
+    uint64_t all = ~(1ull << (SIGTRAP - 1));
+
+    ff_failpoint("inject.mask");
+    if (ptrace(PTRACE_SETSIGMASK, in->pid, sizeof(all), &all))
+        return lose(in, errno, "block signals", err);
+    in->masked = true;
+    ff_failpoint("inject.mask");
+    return 0;
+}
+
 int inject_call(struct inject *in, long nr, const uint64_t args[INJECT_ARGS], int64_t *result,
                 struct ff_error *err)
 {
@@ -156,7 +170,9 @@ int inject_call(struct inject *in, long nr, const uint64_t args[INJECT_ARGS], in
         r.r9 = args[5];
         if (ptrace(PTRACE_SETREGS, in->pid, NULL, &r))
             return lose(in, errno, "write registers", err);
-        int rc = step(in, &r, err);
+        int rc = in->masked ? 0 : mask_signals(in, err);
+        if (!rc)
+            rc = step(in, &r, err);
         if (rc)
             return rc;
         *result = (int64_t)r.rax;
@@ -248,7 +264,6 @@ static int interrupt(struct inject *in, struct ff_error *err)
 /* It stands in a stop: from here on all that it was doing is kept */
 static int prepare_call(struct inject *in, struct ff_error *err)
 {
-    uint64_t all = ~(1ull << (SIGTRAP - 1));
     int rc;
 
     if (ptrace(PTRACE_GETREGS, in->pid, NULL, &in->regs) ||
@@ -261,11 +276,7 @@ static int prepare_call(struct inject *in, struct ff_error *err)
     if (in->way.call && way_lay(in->pid, &in->way, &in->regs, in->mask, &in->laid, NULL))
         in->way.call = 0;
     in->instruction = in->way.call;
-    if (!in->instruction && (rc = find_instruction(in, err)))
-        return rc;
-    if (ptrace(PTRACE_SETSIGMASK, in->pid, sizeof(all), &all))
-        return lose(in, errno, "block signals", err);
-    return 0;
+    return in->instruction ? 0 : find_instruction(in, err);
 }
 
 /* Of a process that has ended nothing is left to do; one that has not stopped the kernel lets go */
@@ -273,8 +284,10 @@ static void put_back(struct inject *in)
 {
     if (!in->stopped || (!in->mask && !in->instruction))
         return;
+    if (in->masked) /* first: what follows may be cut off */
+        ptrace(PTRACE_SETSIGMASK, in->pid, sizeof(in->mask), &in->mask);
+    ff_failpoint("inject.mask");
     ptrace(PTRACE_SETREGS, in->pid, NULL, &in->regs);
-    ptrace(PTRACE_SETSIGMASK, in->pid, sizeof(in->mask), &in->mask);
 }
 
 struct run {

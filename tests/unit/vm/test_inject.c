@@ -19,6 +19,7 @@
 #include <sys/syscall.h>
 #include <sys/time.h>
 
+#include "failpoint.h"
 #include "inject.h"
 
 #define NOBODY 65534
@@ -98,6 +99,21 @@ static char state_of(pid_t pid)
     assert_true(fread(text, 1, sizeof(text) - 1, f) > 0);
     fclose(f);
     return strrchr(text, ')')[2];
+}
+
+static uint64_t blocked_of(pid_t pid)
+{
+    char path[64], line[256];
+    uint64_t blocked = 1;
+
+    snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
+    FILE *f = fopen(path, "re");
+    assert_non_null(f);
+    while (fgets(line, sizeof(line), f))
+        if (!strncmp(line, "SigBlk:", 7))
+            blocked = strtoull(line + 7, NULL, 16);
+    fclose(f);
+    return blocked;
 }
 
 static void wait_state(pid_t pid, char want)
@@ -554,6 +570,32 @@ static void test_another_user(void **state)
     go_on(&c);
 }
 
+/* Who makes a call there is killed where the signals have been blocked, or are about to be let in again */
+static void test_is_killed_at_the_mask(void **state)
+{
+    (void)state;
+    for (unsigned at = 1; at <= 3; at++) {
+        struct child c = start(reads);
+        char fault[48];
+        int status;
+
+        wait_state(c.pid, 'S');
+        pid_t who = fork();
+        if (!who) {
+            snprintf(fault, sizeof(fault), "inject.mask=kill@%u", at);
+            if (ff_failpoints_arm(fault, &err))
+                _exit(2);
+            _exit(ask(c.pid, 1) ? 3 : 4);
+        }
+        assert_int_equal(waitpid(who, &status, 0), who);
+        assert_true(WIFSIGNALED(status));
+        wait_state(c.pid, 'S');
+        assert_int_equal(blocked_of(c.pid), 0);
+        ask_well(c.pid, 1);
+        go_on(&c);
+    }
+}
+
 /* Its main thread waits for its vfork(2), which nothing but SIGKILL interrupts */
 static void vforks(int go, int told)
 {
@@ -623,7 +665,7 @@ int main(void)
         cmocka_unit_test(test_ends_meanwhile), cmocka_unit_test(test_another_program),
         cmocka_unit_test(test_is_traced), cmocka_unit_test(test_filter_is_suspended),
         cmocka_unit_test(test_another_user), cmocka_unit_test(test_does_not_stop),
-        cmocka_unit_test(test_six_arguments),
+        cmocka_unit_test(test_six_arguments), cmocka_unit_test(test_is_killed_at_the_mask),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
