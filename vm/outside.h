@@ -74,6 +74,15 @@ int outside_place(struct qmp *q, pid_t pid, struct outside_block *b, unsigned n,
                   struct ff_error *err);
 
 /**
+ * outside_check_places() - whether at each of these addresses there is memory that a block can have, and no other of them
+ *
+ * Cost:   maps is read
+ * Return: 0; -ENOENT: a hole, a stack, more than one memory; -EACCES: no memory to read and write; -ENOTUNIQ: two share bytes;
+ *         else as outside_may()
+ */
+int outside_check_places(pid_t pid, const struct outside_block *b, unsigned n, struct ff_error *err);
+
+/**
  * outside_check_whole() - whether all memory of these blocks has arrived, where it came by post-copy
  *
  * A page that is missing there would be taken for one that nobody has touched, and so for zeros.

@@ -212,6 +212,29 @@ int outside_check_apart(const struct outside_block *b, unsigned n, struct ff_err
     return 0;
 }
 
+static int check_written(const struct outside_vma *v, unsigned n, const struct outside_block *b, struct ff_error *err)
+{
+    for (unsigned i = 0; i < n; i++)
+        if (v[i].end > b->hva && v[i].start < b->hva + b->len_bytes && !v[i].is_writable)
+            return ff_error_set(err, EACCES, "memory of %s: 0x%" PRIx64 " is none that its process writes to", b->name,
+                                b->hva);
+    return 0;
+}
+
+int outside_check_places(pid_t pid, const struct outside_block *b, unsigned n, struct ff_error *err)
+{
+    FF_AUTO_FREE struct outside_vma *v = NULL;
+    unsigned n_vmas = 0;
+    int rc = outside_read_maps(pid, false, &v, &n_vmas, err);
+
+    for (unsigned i = 0; i < n && !rc; i++) {
+        rc = outside_check_mapped(v, n_vmas, &b[i], true, err);
+        if (!rc)
+            rc = check_written(v, n_vmas, &b[i], err);
+    }
+    return rc ? rc : outside_check_apart(b, n, err);
+}
+
 /* Memory that a guest can have: no code, no stack, no reserve */
 static bool is_candidate(const struct outside_vma *v)
 {

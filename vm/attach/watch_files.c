@@ -119,6 +119,8 @@ int watch_files_begin(struct watch *w, pid_t pid, unsigned filters, int device, 
             rc = ff_error_set(err, EINVAL, "QEMU: block %s: 0x%llx bytes at 0x%llx, of a file's at 0x%llx: not whole pages of %u",
                               b[i].name, (unsigned long long)b[i].len_bytes, (unsigned long long)b[i].hva,
                               (unsigned long long)f[i].offset, b[i].psize);
+    if (!rc) /* who asks may know no better: what is replaced is memory of a guest */
+        rc = outside_check_places(pid, b, n, err);
     if (!rc && device >= 0 && misses_any(&v))
         rc = watch_check_device(pid, device, err);
     return rc ? rc : inject_run(pid, filters, map_there, &v, err);

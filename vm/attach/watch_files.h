@@ -33,7 +33,7 @@ struct watch_file { /* what a block becomes a view of */
  * process ends.
  *
  * Cost:   a millisecond
- * Return: 0; -ENOTSUP: that process has locked memory (mlock(2)), and would wait for pages here; else as watch_begin()
+ * Return: 0; as outside_check_places(): nothing was replaced; -ENOTSUP: that process has locked memory (mlock(2)), and would wait for pages here; else as watch_begin()
  */
 int watch_files_begin(struct watch *w, pid_t pid, unsigned filters, int device, const struct outside_block *b,
                       const struct watch_file *f, unsigned n, unsigned advice, struct ff_error *err);

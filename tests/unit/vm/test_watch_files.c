@@ -336,6 +336,24 @@ static void test_locked(void **state)
     end_looker(&l, true);
 }
 
+static const uint8_t code[PAGE] = {1};
+
+/* What is no memory of a guest stays as it is */
+static void test_elsewhere(void **state)
+{
+    const struct outside_block was = block;
+    struct looker l;
+    (void)state;
+
+    for (int i = 0; i < 3; i++) {
+        start_owner(false);
+        block.hva = i == 0 ? (uintptr_t)&code & ~(uint64_t)(PAGE - 1) : i == 1 ? PAGE : was.hva - was.len_bytes / 2;
+        assert_true(start_looker(&l) < 0);
+        block = was;
+        end_looker(&l, true);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -345,6 +363,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_all_die, setup, teardown),
         cmocka_unit_test_setup_teardown(test_complete, setup, teardown),
         cmocka_unit_test_setup_teardown(test_locked, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_elsewhere, setup, teardown),
     };
 
     if (geteuid()) {
