@@ -69,9 +69,23 @@ int parent_look(struct parent *p, struct ff_error *why)
     return rc ? rc : movable_check(p->q, why);
 }
 
+/* Whether a core dump of that QEMU has its guest's memory */
+static int ask_dump(struct parent *p, bool *no_dump, struct ff_error *why)
+{
+    FF_AUTO_JSON json_t *dump = NULL;
+    int rc = qmp_command(p->q, "qom-get", json_pack("{ss ss}", "path", "/machine", "property", "dump-guest-core"), &dump, why);
+
+    *no_dump = !json_is_true(dump);
+    return rc;
+}
+
 int parent_get_ready(struct parent *p, struct ff_error *why)
 {
+    bool no_dump = true;
     int rc = parent_look(p, why);
+
+    if (!rc)
+        rc = ask_dump(p, &no_dump, why);
 
     if (!rc)
         rc = ask_config(p, why);
@@ -81,7 +95,7 @@ int parent_get_ready(struct parent *p, struct ff_error *why)
         rc = outside_place(p->q, p->pid, p->blocks, p->n_blocks, why);
     if (!rc)
         rc = outside_check_whole(p->pid, p->blocks, p->n_blocks, why);
-    return rc ? rc : freeze_new(p->pid, p->blocks, p->n_blocks, &p->freeze, why);
+    return rc ? rc : freeze_new(p->pid, p->blocks, p->n_blocks, no_dump, &p->freeze, why);
 }
 
 /* --- the pause --- */

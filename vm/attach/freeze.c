@@ -31,6 +31,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -201,9 +202,11 @@ static int close_writers(struct inject *in, struct freeze_work *k, const struct 
             rc = ff_error_set(err, (int)-got, "memory of %s: its descriptor %d: %s", b->name, k->numbers[i],
                               strerror((int)-got));
     }
-    if (!rc) /* one that was made without seals stays as it is */
-        fcntl(k->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL);
-    return rc;
+    if (rc || !fcntl(k->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL))
+        return rc;
+    /* one that was made without seals, or sealed by QEMU, stays as it is */
+    return errno == EPERM || errno == EINVAL ? 0 : ff_error_set(err, errno, "memory of %s: seal its file: %s", b->name,
+                                                                strerror(errno));
 }
 
 static int freeze_there(struct inject *in, void *opaque, struct ff_error *err)
@@ -246,10 +249,11 @@ static int drop_job(struct freeze *z)
 static int take_job(struct freeze *z)
 {
     struct stopped_thread *main_thread = stopped_find(&z->s, z->pid);
-    int rc = main_thread && main_thread->is_stopped
-                 ? inject_stopped(z->pid, &z->how, &main_thread->signal, freeze_there, z, &z->why)
-                 : ff_error_set(&z->why, ESRCH, "process %d has ended", (int)z->pid);
+    int rc = main_thread && main_thread->is_stopped ? freeze_look_again(z, &z->why)
+                                                    : ff_error_set(&z->why, ESRCH, "process %d has ended", (int)z->pid);
 
+    if (!rc)
+        rc = inject_stopped(z->pid, &z->how, &main_thread->signal, freeze_there, z, &z->why);
     if (rc)
         drop_job(z);
     z->is_taken = !rc;
@@ -301,6 +305,15 @@ void freeze_go(struct freeze *z)
 }
 
 /* --- (4) --- */
+
+int freeze_run_there(struct freeze *z, inject_fn *fn, void *opaque, struct ff_error *err)
+{
+    struct pollfd ended = {.fd = z->pidfd, .events = POLLIN};
+
+    if (poll(&ended, 1, 0))
+        return ff_error_set(err, ESRCH, "process %d has ended", (int)z->pid);
+    return inject_run(z->pid, z->how.filters, fn, opaque, err);
+}
 
 static int call_there(struct inject *in, long nr, uint64_t a, uint64_t b, uint64_t c, const char *what, struct ff_error *err)
 {
@@ -368,7 +381,7 @@ static void unmap_away(struct freeze *z, struct freeze_work *k)
         struct piece p = {k->away + done, FF_MIN(piece, k->len - done)};
 
         pthread_mutex_lock(&z->there);
-        int rc = inject_run(z->pid, z->how.filters, unmap_there, &p, NULL);
+        int rc = freeze_run_there(z, unmap_there, &p, NULL);
         pthread_mutex_unlock(&z->there);
         if (rc)
             break;
@@ -423,7 +436,7 @@ void freeze_drop(struct freeze *z)
         return;
     run_job(z, drop_job, NULL);
     pthread_mutex_lock(&z->there);
-    inject_run(z->pid, z->how.filters, reap_there, z, NULL);
+    freeze_run_there(z, reap_there, z, NULL);
     pthread_mutex_unlock(&z->there);
     z->is_reaped = true;
 }
@@ -435,23 +448,25 @@ static void free_freeze(struct freeze *z)
         free(z->work[i].numbers);
     }
     free(z->work);
+    ff_close_fd(&z->pidfd);
     pthread_cond_destroy(&z->changed);
     pthread_mutex_destroy(&z->lock);
     pthread_mutex_destroy(&z->there);
     free(z);
 }
 
-int freeze_new(pid_t pid, const struct outside_block *b, unsigned n, struct freeze **out, struct ff_error *err)
+int freeze_new(pid_t pid, const struct outside_block *b, unsigned n, bool no_dump, struct freeze **out, struct ff_error *err)
 {
     struct freeze *z = xcalloc(1, sizeof(*z));
 
-    *z = (struct freeze){.pid = pid, .b = b, .n = n, .work = xcalloc(n + 1, sizeof(*z->work))};
+    *z = (struct freeze){.pid = pid, .b = b, .n = n, .work = xcalloc(n + 1, sizeof(*z->work)), .no_dump = no_dump,
+                         .pidfd = (int)syscall(SYS_pidfd_open, pid, 0)};
     pthread_mutex_init(&z->lock, NULL);
     pthread_mutex_init(&z->there, NULL);
     ff_cond_init(&z->changed);
     for (unsigned i = 0; i < n; i++)
         z->work[i].fd = -1;
-    int rc = freeze_look(z, err);
+    int rc = z->pidfd < 0 ? ff_error_set(err, errno, "process %d: %s", (int)pid, strerror(errno)) : freeze_look(z, err);
     if (!rc)
         rc = way_find(pid, &z->how.way, err);
     if (!rc)

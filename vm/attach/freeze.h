@@ -25,13 +25,14 @@ struct freeze_image {
 /**
  * freeze_new() - get ready, while the guest runs
  * @b: with addresses; borrowed until freeze_end()
+ * @no_dump: a core dump of that process is not to have this memory
  *
  * Cost:   a few milliseconds
  * Return: 0; -ENOTSUP: memory of a file that others may write to, or in no file that can be opened; -EBUSY: memory that is
  *         still on its way, from another host or an agent; -ENOMEM: too few huge pages; else as inject_run(),
  *         outside_open(). After a failure nothing is left there
  */
-int freeze_new(pid_t pid, const struct outside_block *b, unsigned n, struct freeze **out, struct ff_error *err);
+int freeze_new(pid_t pid, const struct outside_block *b, unsigned n, bool no_dump, struct freeze **out, struct ff_error *err);
 
 /**
  * freeze_hold(), freeze_take(), freeze_go() - stop every thread of the process; freeze; let them go

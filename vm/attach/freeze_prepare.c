@@ -40,7 +40,7 @@ static int look_at_descriptor(struct freeze *z, const char *path, int number, st
     if (stat(path, &its))
         return 0; /* closed meanwhile; or no file */
     for (unsigned i = 0; i < z->n; i++)
-        if (z->work[i].is_shared && !fstat(z->work[i].fd, &st) && st.st_dev == its.st_dev && st.st_ino == its.st_ino)
+        if (z->work[i].is_shared && number != z->work[i].reader && !fstat(z->work[i].fd, &st) && st.st_dev == its.st_dev && st.st_ino == its.st_ino)
             note_number(&z->work[i], number);
     return 0;
 }
@@ -144,7 +144,8 @@ static int reserve_elsewhere(struct inject *in, struct freeze_work *k, const str
     return rc;
 }
 
-static int prepare_shared(struct inject *in, struct freeze_work *k, const struct outside_block *b, struct ff_error *err)
+static int prepare_shared(struct inject *in, const struct freeze *z, struct freeze_work *k, const struct outside_block *b,
+                          struct ff_error *err)
 {
     const uint64_t view[INJECT_ARGS] = {0, k->len, PROT_READ | PROT_WRITE, MAP_PRIVATE, (uint64_t)k->number, k->fd_offset};
     char path[40];
@@ -161,10 +162,13 @@ static int prepare_shared(struct inject *in, struct freeze_work *k, const struct
                                                                           "the guest has" : "map it privately", &got, err)))
         k->view = (uint64_t)got;
     const uint64_t advice[INJECT_ARGS] = {k->view, k->len, MADV_HUGEPAGE}, dont[INJECT_ARGS] = {k->view, k->len, MADV_DONTFORK};
+    const uint64_t no_dump[INJECT_ARGS] = {k->view, k->len, MADV_DONTDUMP};
     if (!rc) /* of no avail for a file that is not of tmpfs, or of huge pages */
         rc = inject_call(in, SYS_madvise, advice, &got, err);
     if (!rc)
         rc = inject_call(in, SYS_madvise, dont, &got, err);
+    if (!rc && z->no_dump)
+        rc = make(in, SYS_madvise, no_dump, b, "leave it out of core dumps", &got, err);
     return rc || b->psize > SMALL_PAGE ? rc : reserve_elsewhere(in, k, b, err); /* huge pages are few */
 }
 
@@ -189,7 +193,7 @@ static int prepare_there(struct inject *in, void *opaque, struct ff_error *err)
 
     for (unsigned i = 0; i < z->n && !rc; i++)
         if (z->work[i].is_shared)
-            rc = prepare_shared(in, &z->work[i], &z->b[i], err);
+            rc = prepare_shared(in, z, &z->work[i], &z->b[i], err);
     z->is_prepared = true;
     return rc ? rc : inherit(in, z, true, err);
 }
@@ -217,7 +221,7 @@ static int unprepare_there(struct inject *in, void *opaque, struct ff_error *err
 void freeze_unprepare(struct freeze *z)
 {
     if (z->is_prepared)
-        inject_run(z->pid, z->how.filters, unprepare_there, z, NULL);
+        freeze_run_there(z, unprepare_there, z, NULL);
     z->is_prepared = false;
 }
 
@@ -232,7 +236,14 @@ int freeze_look(struct freeze *z, struct ff_error *err)
     return rc ? rc : check_pinned(z, err);
 }
 
+int freeze_look_again(struct freeze *z, struct ff_error *err)
+{
+    for (unsigned i = 0; i < z->n; i++)
+        z->work[i].n_numbers = 0;
+    return look_at_descriptors(z, err);
+}
+
 int freeze_prepare(struct freeze *z, struct ff_error *err)
 {
-    return inject_run(z->pid, z->how.filters, prepare_there, z, err);
+    return freeze_run_there(z, prepare_there, z, err);
 }

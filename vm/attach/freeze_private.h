@@ -29,8 +29,10 @@ typedef int freeze_job(struct freeze *z);
 
 struct freeze {
     pid_t pid;
+    int pidfd;                /* of it: its number may be another's once it has ended */
     const struct outside_block *b;
     unsigned n;
+    bool no_dump;
     struct freeze_work *work;
     struct inject_how how;
     pthread_t thread;
@@ -56,7 +58,11 @@ struct freeze {
 
 /* Refuse what must not be frozen; then make ready there, of which freeze_unprepare() leaves nothing */
 int freeze_look(struct freeze *z, struct ff_error *err);
+int freeze_look_again(struct freeze *z, struct ff_error *err); /* once all threads stand: what it has opened since */
 int freeze_prepare(struct freeze *z, struct ff_error *err);
+
+/* inject_run(), unless that process has ended: -ESRCH. In freeze.c */
+int freeze_run_there(struct freeze *z, inject_fn *fn, void *opaque, struct ff_error *err);
 
 /* What is there for the freeze alone, but for page tables that moved away */
 void freeze_unprepare(struct freeze *z);

@@ -9,6 +9,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -33,7 +34,8 @@ struct guest {
     unsigned n;
     uint64_t *at[2];
     _Atomic uint64_t *turns; /* shared with it, as is: */
-    _Atomic bool *over, *vforks, *ends_vfork;
+    _Atomic bool *over, *vforks, *ends_vfork, *opens;
+    int fd; /* of the memfd, there */
 };
 
 static struct guest now; /* what its threads see */
@@ -42,6 +44,12 @@ static void *count_on(void *opaque)
 {
     while (!atomic_load(now.over)) {
         usleep(50);
+        if (opaque && atomic_load(now.opens)) {
+            char path[40];
+
+            snprintf(path, sizeof(path), "/proc/self/fd/%d", now.fd);
+            atomic_store(now.opens, open(path, O_RDWR | O_CLOEXEC) < 0);
+        }
         if (opaque && atomic_exchange(now.vforks, false) && !vfork()) {
             prctl(PR_SET_PDEATHSIG, SIGKILL);
             while (!atomic_load(now.ends_vfork))
@@ -84,14 +92,17 @@ static void wait_turns(const struct guest *g, uint64_t n)
     }
 }
 
+static unsigned sealing = MFD_ALLOW_SEALING; /* of its memfd */
+
 static void start(struct guest *g, bool anonymous, bool file)
 {
     static const char *const names[] = {"anonymous", "memfd"};
     void *both = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    int fd = file ? memfd_create("memory", MFD_CLOEXEC | MFD_ALLOW_SEALING) : -1;
+    int fd = file ? memfd_create("memory", MFD_CLOEXEC | sealing) : -1;
 
     *g = (struct guest){.turns = both, .over = (_Atomic bool *)((char *)both + 64),
-                        .vforks = (_Atomic bool *)((char *)both + 128), .ends_vfork = (_Atomic bool *)((char *)both + 192)};
+                        .vforks = (_Atomic bool *)((char *)both + 128), .ends_vfork = (_Atomic bool *)((char *)both + 192),
+                        .opens = (_Atomic bool *)((char *)both + 256), .fd = fd};
     assert_true(!file || (fd >= 0 && !ftruncate(fd, (off_t)PAGES * PAGE)));
     for (int i = 0; i < 2; i++) {
         if (!(i ? file : anonymous))
@@ -183,7 +194,7 @@ static struct freeze *frozen(const struct guest *g, uint64_t **all)
 {
     struct freeze *z;
     const uint64_t before = atomic_load(g->turns);
-    int rc = freeze_new(g->pid, g->b, g->n, &z, &err);
+    int rc = freeze_new(g->pid, g->b, g->n, false, &z, &err);
 
     if (rc)
         print_error("%s\n", err.text);
@@ -302,21 +313,31 @@ static void test_both(void **state)
     test_goes_on(true, true);
 }
 
-/* As a balloon, or somebody who is plugged later, would */
-static void test_file_is_closed_to_writers(void **state)
+/* Their numbers, in order */
+static void open_files_of(pid_t pid, char *to, size_t room)
 {
-    (void)state;
-    struct guest g;
-    uint64_t *all;
+    char path[64];
+    struct stat st;
+    size_t n = 0;
 
-    start(&g, false, true);
-    struct freeze *z = frozen(&g, &all);
-    int pidfd = (int)syscall(SYS_pidfd_open, g.pid, 0), tried = 0;
+    to[0] = '\0';
+    for (int fd = 0; fd < 256; fd++) {
+        snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)pid, fd);
+        if (!lstat(path, &st) && n < room)
+            n += (size_t)snprintf(to + n, room - n, "%d ", fd);
+    }
+}
+
+/* As a balloon, or somebody who is plugged later, would. @n: descriptors that it has */
+static void check_closed_to_writers(const struct guest *g, int n)
+{
+    int pidfd = (int)syscall(SYS_pidfd_open, g->pid, 0), tried = 0;
+
     for (int i = 0; i < 32; i++) {
         int fd = (int)syscall(SYS_pidfd_getfd, pidfd, i, 0);
         char path[64], to[64] = "";
 
-        snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)g.pid, i);
+        snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)g->pid, i);
         if (fd >= 0 && readlink(path, to, sizeof(to) - 1) > 0 && !strncmp(to, "/memfd:memory", 13)) {
             assert_true(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, PAGE) < 0);
             assert_true(write(fd, "x", 1) < 0);
@@ -326,10 +347,132 @@ static void test_file_is_closed_to_writers(void **state)
             close(fd);
     }
     close(pidfd);
-    assert_int_equal(tried, 1);
+    assert_int_equal(tried, n);
+}
+
+static void test_file_is_closed_to_writers(void **state)
+{
+    (void)state;
+    struct guest g;
+    uint64_t *all;
+
+    start(&g, false, true);
+    struct freeze *z = frozen(&g, &all);
+    check_closed_to_writers(&g, 1);
     check_same(z, &g, all);
     freeze_end(z);
     end(&g);
+}
+
+/* After the first look, as QEMU does for who is plugged then */
+static void test_opened_meanwhile(void **state)
+{
+    (void)state;
+    struct guest g;
+    struct freeze *z;
+
+    sealing = 0; /* as QEMU's, which are sealed against more seals */
+    start(&g, false, true);
+    sealing = MFD_ALLOW_SEALING;
+    assert_int_equal(freeze_new(g.pid, g.b, g.n, false, &z, &err), 0);
+    atomic_store(g.opens, true);
+    for (int i = 0; atomic_load(g.opens); i++) {
+        assert_true(i < 5000);
+        usleep(1000);
+    }
+    assert_int_equal(freeze_hold(z, &err), 0);
+    assert_int_equal(freeze_take(z, &err), 0);
+    freeze_go(z);
+    assert_int_equal(freeze_tidy(z, &err), 0);
+    check_closed_to_writers(&g, 2);
+    freeze_end(z);
+    end(&g);
+}
+
+/* Of memory that a core dump is not to have: neither has it the view that comes there */
+static void test_no_dump(void **state)
+{
+    (void)state;
+    struct guest g;
+    struct freeze *z;
+    char path[64], line[512];
+    uint64_t from, to;
+    bool is_it = false, any = false;
+
+    start(&g, false, true);
+    assert_int_equal(freeze_new(g.pid, g.b, g.n, true, &z, &err), 0);
+    assert_int_equal(freeze_hold(z, &err), 0);
+    assert_int_equal(freeze_take(z, &err), 0);
+    freeze_end(z);
+    snprintf(path, sizeof(path), "/proc/%d/smaps", (int)g.pid);
+    FILE *f = fopen(path, "re");
+    assert_non_null(f);
+    while (fgets(line, sizeof(line), f)) {
+        if (sscanf(line, "%" SCNx64 "-%" SCNx64 " ", &from, &to) == 2)
+            is_it = from < g.b[0].hva + g.b[0].len_bytes && to > g.b[0].hva;
+        if (is_it && !strncmp(line, "VmFlags:", 8)) {
+            assert_non_null(strstr(line, " dd"));
+            any = true;
+        }
+    }
+    fclose(f);
+    assert_true(any);
+    end(&g);
+}
+
+/* The process has ended, and its number is another's: nothing is called there */
+static void test_number_is_anothers(void **state)
+{
+    (void)state;
+    struct guest g;
+    struct freeze *z;
+    int status, ready[2];
+    char was[4096], is[4096];
+
+    start(&g, false, true);
+    assert_int_equal(freeze_new(g.pid, g.b, g.n, false, &z, &err), 0);
+    kill(g.pid, SIGKILL);
+    assert_int_equal(waitpid(g.pid, &status, 0), g.pid);
+    assert_int_equal(pipe(ready), 0);
+    pid_t other = -1;
+    for (int i = 0; i < 50 && other != g.pid; i++) {
+        FILE *f = fopen("/proc/sys/kernel/ns_last_pid", "we");
+
+        if (other > 0) {
+            kill(other, SIGKILL);
+            waitpid(other, &status, 0);
+        }
+        if (f)
+            fprintf(f, "%d", (int)g.pid - 1);
+        if (f && fclose(f))
+            f = NULL;
+        other = fork();
+        if (!other) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            for (int fd = 10; fd < 64; fd++)
+                dup2(ready[0], fd);
+            (void)!write(ready[1], "x", 1);
+            for (;;)
+                pause();
+        }
+        assert_int_equal(read(ready[0], was, 1), 1);
+        if (!f)
+            break;
+    }
+    if (other == g.pid) {
+        open_files_of(other, was, sizeof(was));
+        freeze_end(z);
+        open_files_of(other, is, sizeof(is));
+        assert_string_equal(was, is);
+    } else {
+        freeze_end(z);
+    }
+    kill(other, SIGKILL);
+    waitpid(other, &status, 0);
+    close(ready[0]);
+    close(ready[1]);
+    if (other != g.pid)
+        skip(); /* who may not choose a number: root may */
 }
 
 static void test_ends_meanwhile(void **state)
@@ -352,7 +495,7 @@ static void test_ends_meanwhile(void **state)
     assert_int_equal(process_vm_readv(copy, &here, 1, &there, 1, 0), -1);
 
     start(&g, true, true); /* while it is held */
-    assert_int_equal(freeze_new(g.pid, g.b, g.n, &z, &err), 0);
+    assert_int_equal(freeze_new(g.pid, g.b, g.n, false, &z, &err), 0);
     assert_int_equal(freeze_hold(z, &err), 0);
     kill(g.pid, SIGKILL);
     assert_true(freeze_take(z, &err) < 0);
@@ -371,7 +514,7 @@ static void test_does_not_stop(void **state)
     if (UNDER_TSAN)
         skip(); /* which makes a fork of vfork */
     start(&g, true, false);
-    assert_int_equal(freeze_new(g.pid, g.b, g.n, &z, &err), 0);
+    assert_int_equal(freeze_new(g.pid, g.b, g.n, false, &z, &err), 0);
     atomic_store(g.vforks, true);
     for (int i = 0; !copies_of_any(g.pid); i++) {
         assert_true(i < 5000);
@@ -397,7 +540,7 @@ static void freeze_for_ever(const struct guest *g)
     struct freeze *z;
 
     for (;;) {
-        if (freeze_new(g->pid, g->b, g->n, &z, &err) || freeze_hold(z, &err) || freeze_take(z, &err))
+        if (freeze_new(g->pid, g->b, g->n, false, &z, &err) || freeze_hold(z, &err) || freeze_take(z, &err))
             _exit(5);
         freeze_go(z);
         freeze_tidy(z, NULL);
@@ -438,7 +581,7 @@ static void test_still_to_come(void **state)
     if (fd < 0)
         skip();
     start(&g, true, false); /* it has that, too */
-    assert_int_equal(freeze_new(g.pid, g.b, g.n, &z, &err), -EBUSY);
+    assert_int_equal(freeze_new(g.pid, g.b, g.n, false, &z, &err), -EBUSY);
     close(fd);
     end(&g);
 }
@@ -450,6 +593,7 @@ int main(void)
         cmocka_unit_test(test_both),        cmocka_unit_test(test_file_is_closed_to_writers),
         cmocka_unit_test(test_ends_meanwhile), cmocka_unit_test(test_is_killed),
         cmocka_unit_test(test_still_to_come), cmocka_unit_test(test_does_not_stop),
+        cmocka_unit_test(test_opened_meanwhile), cmocka_unit_test(test_no_dump), cmocka_unit_test(test_number_is_anothers),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
