@@ -12,6 +12,7 @@
 #include "value.h"
 #include "visit.h"
 
+#define VISIT_VMS 10 /* the QEMU there, the process beside it, and one for each try to get home by attaching */
 #define VISIT_TIMEOUT_S 60
 #define BUDGET_MIB_MAX (16u << 20) /* as budget= takes */
 #define VISIT_LEASE_S 30
@@ -158,7 +159,7 @@ int cmd_visit(int argc, char **argv)
         {"overlays", required_argument, NULL, OVERLAYS}, {"metrics-dir", required_argument, NULL, METRICS_DIR},
         {"unconfined", no_argument, NULL, UNCONFINED}, {"same-disks", no_argument, NULL, SAME_DISKS},
         {"json", no_argument, NULL, JSON}, {"quiet", no_argument, NULL, QUIET}, {0}};
-    struct session_options o = {.n = 2, .timeout_s = VISIT_TIMEOUT_S};
+    struct session_options o = {.n = VISIT_VMS, .timeout_s = VISIT_TIMEOUT_S};
     struct strv data = {0};
     struct visit_options v = {.data = &data};
     struct visit_serve serve = {0};

@@ -226,10 +226,11 @@ static int on_monitor_command(void *opaque, const char *execute, const json_t *a
     pthread_mutex_lock(&a->lock);
     int rc = own_command(a, execute, arguments, key, result, why);
     bool is_over = !strcmp(a->status, "completed");
+    bool visits = !a->is_source && a->stage == ATTACH_RUNS && ff_address_visit(a->address);
     pthread_mutex_unlock(&a->lock);
     if (rc != -ENOSYS)
         return rc;
-    bool asks = !strncmp(execute, "query-", 6) || !strcmp(execute, "x-debug-query-block-graph");
+    bool asks = visits || !strncmp(execute, "query-", 6) || !strcmp(execute, "x-debug-query-block-graph");
     if ((!is_over || a->is_source) && !asks) /* nobody is to run, stop or end it */
         return ff_error_set(why, EPERM, "%s: not while its guest is moved", execute);
     return attach_try_qmp(a, execute, json_deep_copy(arguments), result, why);
@@ -280,7 +281,8 @@ static void end_monitor(struct attach *a)
         return;
     pthread_mutex_lock(&a->lock);
     a->is_over = true;
-    while (a->address && !a->said_last && monitor_has_clients(a->monitor) &&
+    bool counts = a->o->returns && !a->is_source && !strcmp(a->status, "completed"); /* who waits for it asks now and then */
+    while (a->address && !a->said_last && (counts || monitor_has_clients(a->monitor)) &&
            !ff_cond_wait_until(&a->changed, &a->lock, end))
         ;
     pthread_mutex_unlock(&a->lock);

@@ -118,7 +118,7 @@ static int run_move(struct move *m)
         move_attach_drop(m);
     if (m->sent && !m->visit)
         move_show(m, true);
-    if (m->sent && m->via == VIA_ATTACH && m->outcome != MOVE_THERE)
+    if (m->sent && m->via == VIA_ATTACH && m->outcome != MOVE_THERE && m->outcome != MOVE_HOME)
         move_attach_say_sides(m);
     move_let_go(m);
     if (m->outcome == MOVE_HERE || m->outcome == MOVE_LOST || m->outcome == MOVE_ENDED)
@@ -147,7 +147,7 @@ static int run_move(struct move *m)
 }
 
 /* Its agent holds no memory */
-static void move_agent_options(const struct session *s, const struct host *h, struct strv *w)
+void move_agent_options(const struct session *s, const struct host *h, struct strv *w)
 {
     (void)h;
     strv_add(w, "--timeout");

@@ -53,6 +53,8 @@ struct move {
     struct session s; /* one host; two children: the QEMU there, and with VIA_ATTACH the process beside it */
     struct visit *visit; /* the caller's; NULL: it moves for good */
     enum move_via via;
+    bool no_programs;      /* the agent is without its filter for our own sake, not since its user vouches for the command line */
+    const char *return_of; /* it is a visit's way home by attaching: the monitor of who moved it away; NULL: it is none */
     bool keep_source, same_disks;
     char *starter;     /* who acts on the end of the QEMU here, which is kept for that; NULL: nobody */
     const char *tpm;
@@ -112,6 +114,7 @@ struct move {
 int move_run(const struct session_options *o, const struct move_fallback *back,
              const struct move_way *way, const char *host);
 
+void move_agent_options(const struct session *s, const struct host *h, struct strv *w);
 const char *move_outcome_name(enum move_outcome o);
 
 /* move_parent.c: connect, refuse what cannot be moved, find out its command line */
@@ -137,6 +140,8 @@ int move_ask_long(struct move *m, const char *execute, json_t *arguments, json_t
                   struct ff_error *why);
 /* Likewise of one child, perhaps before its socket is there: that is waited for. @execute NULL: give
  * it the key */
+int move_ask_child(struct move *m, unsigned child, const char *execute, json_t *arguments, json_t **result,
+                   struct ff_error *why);
 int move_ask_first(struct move *m, unsigned child, const char *execute, json_t **result,
                    struct ff_error *why);
 /* Neither the agent nor the QEMU there has ended, nor the process beside it before `migrate`. -EHOSTUNREACH,

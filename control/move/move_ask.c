@@ -97,11 +97,18 @@ int move_ask(struct move *m, const char *execute, json_t *arguments, json_t **re
              struct ff_error *why)
 {
     bool by_side = m->via == VIA_ATTACH && move_side(m)->state == VM_STARTED;
+
+    return move_ask_child(m, by_side ? 2 : 1, execute, arguments, result, why);
+}
+
+int move_ask_child(struct move *m, unsigned child, const char *execute, json_t *arguments, json_t **result,
+                   struct ff_error *why)
+{
     json_t *q = json_pack("{ss}", "execute", execute);
 
     if (arguments)
         json_object_set_new(q, "arguments", arguments);
-    return ask_there(m, by_side ? 2 : 1, q, execute, result, why);
+    return ask_there(m, child, q, execute, result, why);
 }
 
 int move_ask_long(struct move *m, const char *execute, json_t *arguments, json_t **result,
@@ -109,7 +116,7 @@ int move_ask_long(struct move *m, const char *execute, json_t *arguments, json_t
 {
     json_t *q = json_pack("{ss so si}", "execute", execute, "arguments", arguments, "limit_s", (int)m->s.o.timeout_s);
 
-    return ask_there(m, 1, q, execute, result, why);
+    return ask_there(m, m->visit && m->via == VIA_ATTACH ? 2 : 1, q, execute, result, why);
 }
 
 int move_ask_first(struct move *m, unsigned child, const char *execute, json_t **result,

@@ -62,6 +62,10 @@ int move_attach_there(struct move *m, struct ff_error *why)
         json_array_append_new(argv, json_string("--watcher"));
         json_array_append_new(argv, json_sprintf("%s/watcher", h->rundir));
     }
+    if (m->return_of) {
+        json_array_append_new(argv, json_string("--return"));
+        json_array_append_new(argv, json_string(m->return_of));
+    }
     host_send(h, json_pack("{s{si so ss ss sb}}", "spawn", "number", 2, "argv", argv, "log",
                            side->log, "qmp", side->qmp, "side", true));
     side->state = VM_SPAWNED;

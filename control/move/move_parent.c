@@ -242,6 +242,11 @@ int move_find_parent(struct move *m, struct ff_error *why)
         outside_may(m->s.parent_pid, true, why);
     if (!rc)
         rc = session_check_parent(&m->s, why);
+    if (rc == -ENOTSUP && m->visit) { /* its agent's filter would forbid who sends it home to attach */
+        m->via = VIA_ATTACH;
+        m->no_programs = !m->s.o.unconfined;
+        m->s.o.unconfined = true;
+    }
     if (rc == -ENOTSUP && m->via == VIA_ATTACH)
         rc = 0;
     if (!rc && m->via == VIA_ATTACH)

@@ -20,6 +20,8 @@
  *              (visit_by_hand()).
  *              --fallback go: a guest whose host is lost is taken back as it went, as that of a move
  *              (move_fallback.c), until its return begins (visit_disks.c).
+ *              Of a QEMU without patches all of that is done by attaching, and the guest comes home into another QEMU
+ *              (visit_attach.c).
  * Limits       its disks are on shared storage, and are not copied. The way to the agent has to last as long as the
  *              visit: without it nobody tells the QEMU there to send the guest back.
  */
@@ -104,11 +106,11 @@ void visit_free(struct visit *v)
 int visit_check(struct move *m, struct ff_error *why)
 {
     FF_AUTO_JSON json_t *list = NULL;
-    int rc = qmp_command(m->s.qmp, "query-commands", NULL, &list, why);
+    int rc = m->via == VIA_ATTACH ? visit_attach_check(m, why) : qmp_command(m->s.qmp, "query-commands", NULL, &list, why);
 
     if (rc)
         return rc;
-    if (!json_find(list, "name", "x-rdma-postcopy-return"))
+    if (m->via != VIA_ATTACH && !json_find(list, "name", "x-rdma-postcopy-return"))
         return ff_error_set(why, ENOTSUP, "%s: its QEMU has no x-rdma-postcopy-return: it is older than this program",
                             m->s.o.parent_path);
     if (!m->was_running)

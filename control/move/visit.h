@@ -60,6 +60,8 @@ struct visit {
     double away_ms, coming_ms, here_ms, home_ms; /* when it got there, began to come, runs here, is complete; 0: not yet */
     double downtime_ms;   /* of the way back; < 0: not known */
     uint64_t back_bytes;  /* what came */
+    struct move *home;    /* by attaching: its way home, while there is one; */
+    unsigned side;        /* the number there of who sends it; 0: nobody did yet */
     uint64_t prefill_bytes, fault_bytes; /* what came there, zeros apart */
     struct ff_error why;  /* the last try to come home failed */
 };
@@ -81,6 +83,11 @@ int visit_come_home(struct move *m, struct ff_error *why);
 /* Its way back has begun, by us or by somebody's hand: until it is decided. As visit_come_home() */
 int visit_follow_home(struct move *m, struct ff_error *why);
 char *visit_by_hand(const struct move *m); /* how a person brings it home; to be freed */
+
+/* visit_attach.c: of a QEMU without patches: what it cannot do; visit_come_home()'s try, once the guest has nothing there */
+#define VISIT_BACK_QMP "1.back.qmp" /* a monitor of the QEMU there, for who sends it home */
+int visit_attach_check(const struct move *m, struct ff_error *why);
+int visit_attach_home(struct move *m, struct ff_error *why);
 
 /* visit_data.c. Plug all of it in there; unplug it: -ETIMEDOUT, -EPERM: the guest keeps one */
 int visit_data_parse(struct visit *v, struct ff_error *why);

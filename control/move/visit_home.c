@@ -89,6 +89,9 @@ char *visit_by_hand(const struct move *m)
     const char *address = m->visit->address, *options = m->visit->link_options;
     bool commits = visit_commits(m);
 
+    if (m->via == VIA_ATTACH)
+        return xprintf("farfork attach --return on both hosts: here with %s, at %s/2.qmp there: see VISITS in farfork(1)",
+                       m->side_qmp, m->s.hosts[0].rundir);
     return xprintf("x-rdma-postcopy-return {\"uri\": \"rdma-postcopy:%s:0,%s%s,...\"} at %s here, whose query-migrate "
                    "shows the port then,%s and migrate {\"uri\": \"rdma-postcopy:%s:PORT,%s,...\"} at %s there: see VISITS "
                    "in farfork(1)", address, options, commits ? ",fallback=off" : "", m->s.o.parent_path,
@@ -506,11 +509,13 @@ int visit_come_home(struct move *m, struct ff_error *why)
     *v->there = '\0';
     if (!rc)
         rc = visit_data_unplug(m, why);
-    if (!rc) {
+    if (!rc)
         count_there(m);
+    if (!rc && m->via != VIA_ATTACH)
         visit_keep_touched(m);
-    }
     v->coming_ms = ff_now_exact_ms();
+    if (!rc && m->via == VIA_ATTACH)
+        return visit_attach_home(m, why);
     if (!rc)
         rc = begin_return(m, why);
     return rc ? rc : visit_follow_home(m, why);

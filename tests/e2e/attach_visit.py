@@ -2,23 +2,25 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """attach_visit.py - a guest of Debian's QEMU visits another host, by attaching, and comes home into a QEMU made anew
 
-What it wrote travels home; all else is read from the QEMU that it went from, which is held until then. Limit: 120 s.
+What it wrote travels home; all else is read from the QEMU that it went from, which is held until then. Limit: 170 s.
 """
 import contextlib
+import glob
 import os
 import signal
 
 import common
 from attach_after_go import Side
-from attaching import Parent, chosen, state_of
+from attaching import Parent, chosen, folder_there, state_of
 from common import Failed, say, status, wait_for
-from farfork_visit import reports
-from forked import ask
+from farfork_visit import Visit, reports, say_visit, until
+from farfork_move import There, listed, pid_there
+from forked import alive, ask, kill
 from returns import Ledger
 from stocks import Stock
 
-MIB = 64
-SOME = 'sweep=4 wss=10 report_ms=100'     # a tenth of its pages, and some others
+MIB = 32
+SOME = 'sweep=1 wss=10 report_ms=100'     # a tenth of its pages, and some others
 
 
 class Guest(Stock):
@@ -38,10 +40,21 @@ class Told(Side):
     def __init__(self, t, name, side, qmp, *args, address, faults=None):
         self.monitor = os.path.join(t.work, name + '.monitor')
         super().__init__(side, qmp, '--monitor', self.monitor, *args, faults=faults)
-        wait_for('its monitor', 20, lambda: os.path.exists(self.monitor))
+        wait_for('its monitor', 20, self.answers)
         command = 'migrate' if side == 'source' else 'migrate-incoming'
         ask(self.monitor, command, {'uri': 'rdma-postcopy:127.0.0.1:' + address})
         self.port = side == 'destination' and self.event('listening')['port']
+
+    def answers(self):
+        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+            return ask(self.monitor, 'query-migrate')
+        return None
+
+    def is_complete(self):
+        said = self.answers()
+        if not said:
+            raise Failed(f'it has ended: {self.proc.communicate(timeout=30)[0]}')
+        return said['status'] == 'completed'
 
     def ends(self, code):
         """What it counted."""
@@ -77,6 +90,7 @@ def homeward(t, accel, memory, name, b, here, there, faults=None, there_faults=N
 
 def is_home(log, a, b, here, there, c, new, back):
     """With what it wrote, and nothing more; then nothing is left but the QEMU in which it is."""
+    wait_for('all of it', 60, new.is_complete)
     count = new.ends(0)
     log.leaves(b)
     for side in (back, here, there):
@@ -89,12 +103,6 @@ def is_home(log, a, b, here, there, c, new, back):
     if not 0 < came < (MIB << 20) / 4:
         raise Failed(f'{came} bytes came home: {count}')
     log.check(c, sweeps=1)
-
-
-def comes_home(t, accel, memory):
-    log = Ledger(t)
-    with away(t, accel, memory, log) as (a, b, here, there), homeward(t, accel, memory, 'c', b, here, there) as way:
-        is_home(log, a, b, here, there, *way)
 
 
 def goes_on_there(b, name, way, code):
@@ -114,7 +122,7 @@ def fails_first(t, accel):
         for name, faults, there_faults in (('ready', 'dest.ready=fail@1', None), ('state', None, 'attach.state=fail@1')):
             with homeward(t, accel, 'anon', name, b, here, there, faults, there_faults) as way:
                 goes_on_there(b, name, way, 1)
-        with homeward(t, accel, 'anon', 'killed', b, here, there, 'dest.state=delay:30000000') as way:
+        with homeward(t, accel, 'anon', 'killed', b, here, there, 'dest.state=delay:4000000') as way:
             wait_for('the QEMU there is held', 20, lambda: state_of(b) == 't')
             way[2].proc.kill()
             new_ends = way[1]
@@ -140,16 +148,73 @@ def another(t, accel):
         reports(b)
 
 
+def folder_here(visit):
+    """Of the QEMU made anew, here."""
+    return glob.glob(f'{visit.base}/{visit.name}-home-*/localhost')[0]
+
+
+def stays_home(t, log, visit, b, name):
+    """Its command has ended: the guest is here again, by the name that its socket had."""
+    visit.end(0, 'home')
+    say_visit(visit)
+    log.leaves(b)
+    r = visit.result
+    if not r['parent_ended'] or alive(r['pid']) or not 0 < r['bytes']['back'] < (MIB << 20) / 4:
+        raise Failed(f'{r}')
+    if os.readlink(r['parent']) != folder_here(visit) + '/1.qmp':
+        raise Failed(f'{r["parent"]} leads elsewhere')
+    return There(t, name, folder_here(visit), next(k['pid'] for f in listed(visit.base) for k in f['children']))
+
+
+def visits(t, accel, memory):
+    """Twice: the QEMU made anew is one as any other."""
+    log, ends = Ledger(t), contextlib.ExitStack()
+    with ends:
+        guest = a = ends.enter_context(Parent(t, accel, memory, mem_mib=MIB, load=SOME))
+        a.start_load()
+        for n in range(2):
+            option, end = until(t, f'end{n}')
+            v = ends.enter_context(Visit(t, a, *option, name=f'm{n}'))
+            ends.callback(lambda v=v: [kill(v.base, f['id']) for f in listed(v.base)])
+            v.away()
+            log.leaves(guest)
+            with There(t, f'there{n}', folder_there(v), pid_there(v)) as b:
+                reports(b)
+                common.write_file(end, '')
+                guest = ends.enter_context(stays_home(t, log, v, b, f'home{n}'))
+        log.check(guest, sweeps=1)
+
+
+def does_not_come(t, accel):
+    """Each try fails before GO: it works on there, and is left there in the end."""
+    log = Ledger(t)
+    with Parent(t, accel, 'anon', mem_mib=MIB, load=SOME) as a:
+        a.start_load()
+        with Visit(t, a, '--fallback', 'go', '--fence', '/bin/true', '--overlays', t.work) as v:
+            v.end(1, 'here', '--fallback go: a QEMU with Farfork')
+        option, end = until(t, 'end')
+        with Visit(t, a, *option, name='stays', faults='dest.precopy=fail') as v:
+            v.away()
+            log.leaves(a)
+            with There(t, 'there', folder_there(v), pid_there(v)) as b:
+                common.write_file(end, '')
+                v.end(3, 'away', 'pass: injected')
+                if v.result['tries'] != 3 or status(b) != 'running':
+                    raise Failed(f'{status(b)}: {v.result}')
+                reports(b)
+                kill(v.base, v.name)
+
+
 def run(t):
     accel = t.best_accel()
     for name, case in chosen(
-            ('memfd', lambda: comes_home(t, accel, 'memfd')),
-            ('anonymous', lambda: comes_home(t, accel, 'anon')),
             ('returns that fail', lambda: fails_first(t, accel)),
+            ('farfork visit', lambda: visits(t, accel, 'memfd')),
+            ('farfork visit, and no way home', lambda: does_not_come(t, accel)),
             ('other memory', lambda: another(t, accel))):
         with t.case(name):
             case()
 
 
 if __name__ == '__main__':
-    common.main(run, limit_s=110)
+    common.main(run, limit_s=170)

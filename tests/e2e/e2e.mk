@@ -85,7 +85,7 @@ E2E_TESTS := \
     tests/e2e/attach_after_go.py:210 \
     tests/e2e/attach_options.py:240 \
     tests/e2e/attach_fork.py:240 \
-    tests/e2e/attach_visit.py:120 \
+    tests/e2e/attach_visit.py:180 \
     tests/e2e/attach_guests.py:200 \
     tests/e2e/attach_children.py:300 \
     tests/e2e/libvirt_move.py:100 \

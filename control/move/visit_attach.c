@@ -1,0 +1,344 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * visit_attach.c - the way home of a guest that visits by attaching: into a QEMU made anew here
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Picture      here                                          there
+ *              QEMU, held - process 1 ================== process 2 - QEMU with the guest
+ *                    | its memory                                        | what was written
+ *              QEMU, new - process 2 of a move of its own ======= process 3, 4, .. one a try
+ *
+ *              The way home is a move to this host (struct visit's home): an agent here, which stays, a QEMU of the command
+ *              line here, and a process beside it with --return (control/attach/attach_return.c). Where the guest's QMP socket
+ *              was a symbolic link leads to its new one.
+ * Invariants   visit_home.c's. The QEMU that the guest went from is ended by process 1, when process 2 here says that it has
+ *              everything; no word of this program is needed for that.
+ * Failure      before GO: the guest goes on there, and what was started here for it is ended.
+ * Limits       TRIES_ROOM tries.
+ */
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "autojson.h"
+#include "qmp_secret.h"
+#include "visit.h"
+
+#define BACK_TURN_MS 50
+#define END_LIMIT_MS 12000
+#define FIRST_SIDE 3u
+
+/* --- what it has not by attaching --- */
+
+int visit_attach_check(const struct move *m, struct ff_error *why)
+{
+    const struct visit *v = m->visit;
+    const char *no = m->back.go       ? "--fallback go"
+                     : v->o.word      ? "--serve"
+                     : v->o.budget_mib ? "--budget" : NULL;
+
+    return no ? ff_error_set(why, ENOTSUP, "%s: %s: a QEMU with Farfork's patches has that alone", m->s.o.parent_path, no) : 0;
+}
+
+/* --- a move to this host --- */
+
+static char *own_exe(const struct move *m)
+{
+    FF_AUTO_FREE char *link = xprintf("/proc/%d/exe", (int)m->s.parent_pid);
+    char exe[PATH_MAX] = "";
+
+    if (!m->s.o.qemu || readlink(link, exe, sizeof(exe) - 1) <= 0) /* --qemu names the one there */
+        return xstrdup(m->s.parent_exe);
+    return xstrdup(exe);
+}
+
+static int new_home(struct move *m, struct ff_error *why)
+{
+    static const struct session_kind kind = {.program = "farfork visit", .where = "here", .by_hand = "",
+                                             .agent_options = move_agent_options};
+    struct visit *v = m->visit;
+    FF_AUTO_FREE char *id = xprintf("%.16s-home-%d-%u", m->s.o.id, (int)getpid(), v->tries);
+    FF_AUTO_FREE char *host = xprintf("localhost=%s", v->address);
+    FF_AUTO_FREE char *options = xprintf("%s,precopy=1", v->link_options);
+    struct session_options o = m->s.o;
+
+    o.id = id;
+    o.link_options = options;
+    o.qemu = NULL;
+    o.n = 2;
+    o.quiet = o.unconfined = true;
+    struct move *h = v->home = xcalloc(1, sizeof(*h));
+    h->via = VIA_ATTACH;
+    h->downtime_ms = -1;
+    h->return_of = m->side_qmp;
+    h->no_programs = m->no_programs;
+    h->was_running = true;
+    int rc = session_init(&h->s, &kind, &o, why);
+    h->s.signals = -1;
+    if (!rc)
+        rc = hostlist_add(&h->s.hostlist, host, why);
+    h->s.parent_pid = m->s.parent_pid;
+    h->s.parent_start = m->s.parent_start;
+    h->s.parent_exe = own_exe(m);
+    h->s.parent_cwd = m->s.parent_cwd ? xstrdup(m->s.parent_cwd) : NULL;
+    h->s.anywhere = m->s.anywhere;
+    for (size_t i = 0; i < m->s.parent_argv.n; i++)
+        strv_add(&h->s.parent_argv, "%s", m->s.parent_argv.v[i]);
+    for (size_t i = 0; i < m->argv.n; i++)
+        strv_add(&h->argv, "%s", m->argv.v[i]);
+    h->images = json_incref(m->images);
+    h->files = json_incref(m->files);
+    h->machine = json_incref(m->machine);
+    memcpy(h->genid, m->genid, sizeof(h->genid));
+    h->started = true;
+    if (!rc)
+        rc = session_plan(&h->s, why);
+    return rc ? rc : move_start(h, why);
+}
+
+/* Its agent ends what there is, or stays with the guest */
+static void let_go_of_home(struct move *m, bool is_here)
+{
+    struct move *h = m->visit->home;
+
+    if (!h)
+        return;
+    h->sent = is_here;
+    h->outcome = is_here ? MOVE_THERE : MOVE_HERE;
+    move_let_go(h);
+    for (size_t i = 0; is_here && i < h->s.notes.n; i++)
+        session_note(&m->s, "%s", h->s.notes.v[i]);
+    strv_free(&h->argv);
+    json_decref(h->images);
+    json_decref(h->files);
+    json_decref(h->machine);
+    session_free(&h->s);
+    free(h);
+    m->visit->home = NULL;
+}
+
+/* --- the process there that sends it --- */
+
+static struct vm *side_back(struct move *m)
+{
+    return &m->s.vms[m->visit->side - 1];
+}
+
+static int start_side_back(struct move *m, struct ff_error *why)
+{
+    struct host *h = move_host(m);
+    struct visit *v = m->visit;
+
+    v->side = v->side ? v->side + 1 : FIRST_SIDE;
+    if (v->side > m->s.n_vms)
+        return ff_error_set(why, E2BIG, "it was tried %u times: bring it home by hand", v->tries - 1);
+    struct vm *side = side_back(m);
+    side->qmp = xprintf("%s/%u.qmp", h->rundir, v->side);
+    side->log = xprintf("%s/%u.log", h->rundir, v->side);
+    json_t *argv = json_pack("[sssssssss]", m->s.o.agent, "attach", "--source", "--qmp", "", "--return", move_side(m)->qmp,
+                             "--monitor", side->qmp);
+    json_array_set_new(argv, 4, json_sprintf("%s/" VISIT_BACK_QMP, h->rundir));
+    host_send(h, json_pack("{s{si so ss ss sb}}", "spawn", "number", (int)v->side, "argv", argv, "log", side->log, "qmp",
+                           side->qmp, "side", true));
+    side->state = VM_SPAWNED;
+    return 0;
+}
+
+static int send_back(struct move *m, struct ff_error *why)
+{
+    struct visit *v = m->visit;
+    FF_AUTO_FREE char *uri = xprintf("rdma-postcopy:%s:%u,%s,key=" KEY_SECRET, v->address, v->home->port, v->link_options);
+    struct ff_error ignored;
+    int rc = start_side_back(m, why);
+
+    if (!rc)
+        rc = session_send_key(&v->home->s, move_host(m), why);
+    if (!rc)
+        rc = move_ask_first(m, v->side, NULL, NULL, why);
+    if (!rc)
+        rc = move_ask_child(m, v->side, "migrate", json_pack("{ss}", "uri", uri), NULL, why);
+    v->home->sent = !rc;
+    if (!rc)
+        move_ask_child(m, v->side, "object-del", json_pack("{ss}", "id", KEY_SECRET), NULL, &ignored);
+    move_forget_answer(m);
+    host_send(move_host(m), json_pack("{sb}", "keep", true)); /* its agent needs the key no more */
+    move_wait_answer(m, "keep", "the agent there", &ignored);
+    return rc;
+}
+
+/* The guest is there: it goes on, also where who sent it was killed while it stood still */
+static void goes_on_there(struct move *m)
+{
+    FF_AUTO_JSON json_t *status = NULL;
+    struct ff_error ignored;
+
+    if (!move_ask(m, "query-status", NULL, &status, &ignored) && json_is_false(json_object_get(status, "running")) &&
+        strcmp(m->visit->had, "paused"))
+        move_ask(m, "cont", NULL, NULL, &ignored);
+}
+
+/* --- and followed --- */
+
+static bool is_status(const json_t *info, const char *a, const char *b)
+{
+    const char *status = text_of(info, "status");
+
+    return !strcmp(status, a) || !strcmp(status, b);
+}
+
+static uint64_t number_of(const json_t *info, const char *key)
+{
+    json_int_t n = json_integer_value(json_object_get(json_object_get(info, "x-rdma-postcopy"), key));
+
+    return n > 0 ? (uint64_t)n : 0;
+}
+
+static void over(struct move *m, enum move_outcome o, const char *text)
+{
+    move_end_with(m, o, "%s", text);
+    m->visit->over = true;
+}
+
+/* Where the guest's socket was, for whoever knows that name */
+static void link_socket(struct move *m)
+{
+    const char *qmp = move_child(m->visit->home)->qmp, *name = m->s.o.parent_path;
+    FF_AUTO_FREE char *made = xprintf("%s.%d", name, (int)getpid());
+
+    if (symlink(qmp, made) || rename(made, name)) {
+        session_note(&m->s, "the guest's QMP socket is %s now; %s could not be made to lead there: %s", qmp, name,
+                     strerror(errno));
+        unlink(made);
+    } else {
+        session_note(&m->s, "the guest is in another QEMU here (pid %d): its QMP socket is %s, to which %s leads",
+                     (int)move_child(m->visit->home)->pid, qmp, name);
+    }
+}
+
+/* The one that it went from has ended with who held it */
+static void reap_old(struct move *m)
+{
+    uint64_t end = ff_now_ms() + END_LIMIT_MS;
+
+    qmp_free(m->s.qmp);
+    m->s.qmp = NULL;
+    while (m->side_pid > 0 && waitpid(m->side_pid, NULL, WNOHANG) == 0 && ff_now_ms() < end)
+        session_turn(&m->visit->home->s, BACK_TURN_MS);
+    m->side_pid = 0;
+    m->s.parent_gone = true;
+    if (!session_has_parent_ended(&m->s))
+        session_note(&m->s, "the QEMU that the guest went from (pid %d) was not ended: nobody needs it any more",
+                     (int)m->s.parent_pid);
+}
+
+static void on_home(struct move *m, const json_t *here)
+{
+    struct visit *v = m->visit;
+    const json_t *down = json_object_get(here, "downtime");
+
+    v->home_ms = ff_now_exact_ms();
+    v->back_bytes = FF_MAX(v->back_bytes, number_of(here, "prefill-bytes") + number_of(here, "fault-bytes"));
+    if (down)
+        v->downtime_ms = (double)json_integer_value(down);
+    reap_old(m);
+    link_socket(m);
+    let_go_of_home(m, true);
+    m->end_there = true;
+    FF_AUTO_FREE char *text = v->failed ? xprintf("it is home again, and could not work there: %s", v->failure) : NULL;
+    over(m, MOVE_HOME, text ? text : "");
+}
+
+/* 0: decided, or it goes on; -EIO: the guest stays there, and @why says the reason */
+static int look_before(struct move *m, const json_t *here, const json_t *there, struct ff_error *why)
+{
+    const struct move *h = m->visit->home;
+    const struct vm *back = side_back(m), *new_qemu = &h->s.vms[0], *new_side = &h->s.vms[1];
+
+    if (!is_status(there, "failed", "cancelled") && back->state != VM_FAILED && back->state != VM_ENDED)
+        return 0;
+    return ff_error_set(why, EIO, "there: %s; here: %s", back->state == VM_FAILED ? back->error : text_of(there, "error-desc"),
+                        new_side->state == VM_FAILED   ? new_side->error
+                        : new_qemu->state == VM_FAILED ? new_qemu->error
+                        : *text_of(here, "error-desc") ? text_of(here, "error-desc") : text_of(here, "status"));
+}
+
+/* Nothing has happened for long, or the user has had enough. true: it is left so */
+static bool leave(struct move *m, const char *because)
+{
+    const struct visit *v = m->visit;
+    FF_AUTO_FREE char *text =
+        xprintf("%s: the guest %s; the processes beside both QEMUs go on: see %s here", because,
+                v->runs_here ? "is here, and what it wrote there follows" : "is on its way home", move_side(v->home)->log);
+
+    over(m, v->runs_here ? MOVE_FOLLOWS : MOVE_UNCLEAR, text);
+    return true;
+}
+
+static int follow_home(struct move *m, struct ff_error *why)
+{
+    struct visit *v = m->visit;
+    uint64_t changed_ms = ff_now_ms();
+    char was[96] = "", now[96];
+    bool said = false;
+    int rc = 0;
+
+    for (; !rc && !v->over; session_turn(&m->s, BACK_TURN_MS)) {
+        FF_AUTO_JSON json_t *here = NULL, *there = NULL;
+        struct ff_error ignored;
+
+        session_turn(&v->home->s, 0);
+        move_ask(v->home, "query-migrate", NULL, &here, &ignored);
+        if (side_back(m)->state == VM_STARTED)
+            move_ask_child(m, v->side, "query-migrate", NULL, &there, &ignored);
+        if (!v->runs_here && (is_status(here, "postcopy-active", "completed"))) {
+            v->runs_here = true;
+            v->here_ms = ff_now_exact_ms();
+            visit_say(m, "it runs here again, what it wrote follows");
+        }
+        v->back_bytes = FF_MAX(v->back_bytes, v->runs_here ? number_of(here, "prefill-bytes") + number_of(here, "fault-bytes") : 0);
+        if (is_status(here, "completed", "completed"))
+            on_home(m, here);
+        else if (!v->runs_here)
+            rc = look_before(m, here, there, why);
+        snprintf(now, sizeof(now), "%.20s %.20s %llu", text_of(here, "status"), text_of(there, "status"),
+                 (unsigned long long)number_of(here, "present-bytes"));
+        if (strcmp(was, now))
+            changed_ms = ff_now_ms();
+        memcpy(was, now, sizeof(was));
+        if (m->s.interrupted && !v->over) {
+            m->s.interrupted = false;
+            v->signalled = true;
+            if (said)
+                leave(m, "left");
+            else
+                visit_say(m, "it is on its way home; interrupt again to leave that to the processes beside both QEMUs");
+            said = true;
+        }
+        if (!rc && !v->over && ff_now_ms() > changed_ms + (uint64_t)move_limit_ms(m))
+            leave(m, "nothing happens");
+    }
+    return rc;
+}
+
+int visit_attach_home(struct move *m, struct ff_error *why)
+{
+    int rc = new_home(m, why);
+
+    if (!rc)
+        rc = send_back(m, why);
+    if (!rc)
+        rc = follow_home(m, why);
+    if (rc) {
+        const struct ff_error first = *why;
+        goes_on_there(m);
+        let_go_of_home(m, false);
+        *why = first;
+    }
+    return rc;
+}
