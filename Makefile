@@ -9,7 +9,7 @@ OPT ?= -O2
 CFLAGS := -std=gnu11 -D_GNU_SOURCE $(OPT) -g -Wall -Wextra -Wshadow -Wvla $(WERROR)
 SANITIZE ?=
 LIB_CFLAGS := $(CFLAGS) -fPIC -fvisibility=default $(SANITIZE) -MMD -MP
-LIB_LIBS := -lrdmacm -libverbs -lgnutls -lpthread
+LIB_LIBS := -lrdmacm -libverbs -lgnutls -lIPSec_MB -lpthread
 TOOL_LIBS := -ljansson
 VERSION := 0.1.0
 

@@ -6,7 +6,7 @@
  * DOC: Theory of Operation
  *
  * Ownership    GnuTLS's own state of a cipher, which stands on the heap, lives for one control message.
- *              To make it takes longer than to seal a page: that of frames lives as long as its key.
+ *              To make it takes longer than to seal a page: a cipher of frames lives as long as its key.
  */
 #include <errno.h>
 #include <string.h>
@@ -46,6 +46,8 @@ void ff_seal_end(struct ff_seal *s)
     if (s->kept)
         gnutls_aead_cipher_deinit(s->kept);
     s->kept = NULL;
+    ff_gcm_free(s->gcm);
+    s->gcm = NULL;
 }
 
 int ff_secrets_new(const struct ff_epoch *e, bool active, struct ff_secrets **out)
@@ -115,6 +117,14 @@ static gnutls_cipher_algorithm_t suite_cipher(enum ff_hs_suite suite)
                                        : GNUTLS_CIPHER_CHACHA20_POLY1305;
 }
 
+/* Is the cipher of this key that of gcm.h? */
+static bool has_gcm(struct ff_seal *s)
+{
+    if (s->of_frames && s->suite == FF_HS_AES128_GCM && !s->kept && !s->gcm)
+        s->gcm = ff_gcm_new(s->key);
+    return s->gcm;
+}
+
 static int start_cipher(struct ff_seal *s, gnutls_aead_cipher_hd_t *h)
 {
     gnutls_cipher_algorithm_t which = suite_cipher(s->suite);
@@ -136,21 +146,37 @@ static void stop_cipher(const struct ff_seal *s, gnutls_aead_cipher_hd_t h)
         gnutls_aead_cipher_deinit(h);
 }
 
-int ff_seal_close_iov(struct ff_seal *s, const void *head, size_t head_len, const struct iovec *iov,
-                      unsigned n_iov, uint32_t len, void *out)
+static int encrypt(struct ff_seal *s, const uint8_t *nonce, const void *head, size_t head_len,
+                   const struct iovec *iov, unsigned n_iov, uint32_t len, void *out)
 {
     giovec_t auth = {.iov_base = (void *)head, .iov_len = head_len};
-    uint8_t nonce[FF_SEAL_NONCE_LEN];
     size_t out_len = (size_t)len + FF_SEAL_TAG_LEN;
     gnutls_aead_cipher_hd_t h;
 
-    if (s->broken || start_cipher(s, &h))
+    if (has_gcm(s)) {
+        ff_gcm_close(s->gcm, nonce, head, head_len, iov, n_iov, out);
+        return 0;
+    }
+    if (start_cipher(s, &h))
+        return -EIO;
+    /* of segments it makes two passes, over what is in the cache then; of one, one */
+    int rc = n_iov == 1 ? gnutls_aead_cipher_encrypt(h, nonce, FF_SEAL_NONCE_LEN, head, head_len,
+                                                     FF_SEAL_TAG_LEN, iov->iov_base, len, out, &out_len)
+                        : gnutls_aead_cipher_encryptv(h, nonce, FF_SEAL_NONCE_LEN, &auth, !!head_len,
+                                                      FF_SEAL_TAG_LEN, iov, (int)n_iov, out, &out_len);
+    stop_cipher(s, h);
+    return rc < 0 || out_len != (size_t)len + FF_SEAL_TAG_LEN ? -EIO : 0;
+}
+
+int ff_seal_close_iov(struct ff_seal *s, const void *head, size_t head_len, const struct iovec *iov,
+                      unsigned n_iov, uint32_t len, void *out)
+{
+    uint8_t nonce[FF_SEAL_NONCE_LEN];
+
+    if (s->broken)
         return -EIO;
     make_nonce(s, nonce);
-    int rc = gnutls_aead_cipher_encryptv(h, nonce, sizeof(nonce), &auth, !!head_len, FF_SEAL_TAG_LEN, iov,
-                                         (int)n_iov, out, &out_len);
-    stop_cipher(s, h);
-    s->broken = rc < 0 || out_len != (size_t)len + FF_SEAL_TAG_LEN || next_record(s);
+    s->broken = encrypt(s, nonce, head, head_len, iov, n_iov, len, out) || next_record(s);
     return s->broken ? -EIO : 0;
 }
 
@@ -162,24 +188,37 @@ int ff_seal_close(struct ff_seal *s, const void *head, size_t head_len, const vo
     return ff_seal_close_iov(s, head, head_len, &iov, 1, len, out);
 }
 
+/* @len: of the message, which its tag follows */
+static bool decrypt(struct ff_seal *s, const uint8_t *nonce, const void *head, size_t head_len,
+                    const void *in, size_t len, void *out)
+{
+    gnutls_aead_cipher_hd_t h;
+    size_t out_len = len;
+
+    if (has_gcm(s))
+        return ff_gcm_open(s->gcm, nonce, head, head_len, in, len, out);
+    if (start_cipher(s, &h))
+        return false;
+    int rc = gnutls_aead_cipher_decrypt(h, nonce, FF_SEAL_NONCE_LEN, head, head_len, FF_SEAL_TAG_LEN, in,
+                                        len + FF_SEAL_TAG_LEN, out, &out_len);
+    stop_cipher(s, h);
+    return rc >= 0 && out_len == len;
+}
+
 int ff_seal_open(struct ff_seal *s, const void *head, size_t head_len, const void *in,
                  uint32_t len, void *out)
 {
     uint8_t nonce[FF_SEAL_NONCE_LEN];
-    size_t out_len = len < FF_SEAL_TAG_LEN ? 0 : len - FF_SEAL_TAG_LEN;
-    gnutls_aead_cipher_hd_t h;
 
-    if (s->broken || len < FF_SEAL_TAG_LEN || start_cipher(s, &h)) {
+    if (s->broken || len < FF_SEAL_TAG_LEN) {
         s->broken = true;
         return -EBADMSG;
     }
+    len -= FF_SEAL_TAG_LEN;
     make_nonce(s, nonce);
-    int rc = gnutls_aead_cipher_decrypt(h, nonce, sizeof(nonce), head, head_len, FF_SEAL_TAG_LEN,
-                                        in, len, out, &out_len);
-    stop_cipher(s, h);
-    s->broken = rc < 0 || out_len != len - FF_SEAL_TAG_LEN || next_record(s);
+    s->broken = !decrypt(s, nonce, head, head_len, in, len, out) || next_record(s);
     if (!s->broken)
-        return (int)out_len;
-    memset(out, 0, len - FF_SEAL_TAG_LEN); /* somebody else chose what would stand there */
+        return (int)len;
+    memset(out, 0, len); /* somebody else chose what would stand there */
     return -EBADMSG;
 }

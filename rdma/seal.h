@@ -14,8 +14,8 @@
  *
  * Threads      one at a time a direction; the link's locks see to that.
  * Ownership    struct ff_seal holds secrets: put it into memory of base/secret.h. That of frames keeps
- *              GnuTLS's cipher as long as its key, for speed: it stands on the heap, which a core dump
- *              shows.
+ *              its cipher as long as its key, for speed. GnuTLS's stands on the heap, which a core dump
+ *              shows; that of gcm.h does not.
  * Invariants   1. No nonce is used twice with one key: each record has its number, and the key
  *                 of a generation is gone when the next begins.
  *              2. One record that does not fit ends the direction for good.
@@ -29,6 +29,7 @@
 #include <stdbool.h>
 #include <sys/uio.h>
 
+#include "gcm.h"
 #include "handshake.h"
 
 #define FF_SEAL_TAG_LEN 16
@@ -40,7 +41,8 @@ struct ff_seal {
     enum ff_hs_suite suite;
     uint64_t number; /* of the next record */
     bool broken, of_frames;
-    struct api_aead_cipher_hd_st *kept; /* of frames: GnuTLS's, of this key; NULL: not made yet */
+    struct ff_gcm *gcm; /* of frames, of this key; both NULL: not made yet */
+    struct api_aead_cipher_hd_st *kept; /* GnuTLS's, where gcm.h has none */
     uint8_t secret[FF_KDF_LEN], key[FF_KDF_LEN], iv[FF_SEAL_NONCE_LEN];
 };
 

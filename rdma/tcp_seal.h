@@ -18,8 +18,7 @@
  *              beside the content.
  *
  * Threads      as the queue: one at a time. GnuTLS allocates in them: docs/invariants.md (7).
- * Ownership    sockets stay the queue's. GnuTLS keeps a direction's cipher on its heap, which a core
- *              dump shows; secrets are in memory of base/secret.h.
+ * Ownership    sockets stay the queue's; secrets, and ciphers: seal.h.
  * Invariants   1. A frame is given out whole, after its tag was found right, or never. After a wrong one
  *                 the landing place holds zeros, or what it held.
  *              2. Nothing is opened out of a landing place: prefill's may be discarded under a READ, when
@@ -28,7 +27,6 @@
  * Failure      one frame that is not the peer's next one: EBADMSG, for good.
  *              An end without the control channel's DONE is a broken link, as without a key.
  * Limits       TCP_SEALED_MAX, TCP_SEALED_MIXED: content of a frame. AHEAD: read beyond it.
- *              GnuTLS as fast as OpenSSL here (AES-128-GCM), and it is there already.
  */
 #ifndef FF_RDMA_TCP_SEAL_H
 #define FF_RDMA_TCP_SEAL_H

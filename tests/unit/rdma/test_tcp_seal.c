@@ -21,12 +21,15 @@
 
 #include "tcp_seal.c"
 
+#define GNUTLS_ALONE "tcp.seal.gcm=fail"
+
 #define BIG (1u << 20)
 #define PASSING (1u << 20)
 
 static const uint8_t secret[FF_KDF_LEN] = "a secret of thirty-two bytes...";
 static const enum ff_hs_suite suites[] = {FF_HS_AES128_GCM, FF_HS_CHACHA20_POLY1305};
 
+static const char *armed = ""; /* in all tests of a group */
 static struct tcp_seal *a, *b;
 static int fd[2];
 static uint8_t plain[BIG], landing[BIG], passing[PASSING];
@@ -40,6 +43,16 @@ static void ends(enum ff_hs_suite one, enum ff_hs_suite other)
     assert_int_equal(tcp_seal_new(one, secret, true, &a, NULL), 0);
     assert_int_equal(tcp_seal_new(other, secret, false, &b, NULL), 0);
     memset(landing, 0xee, TCP_SEALED_MIXED);
+    assert_int_equal(ff_failpoints_arm(armed, NULL), 0);
+}
+
+/* The group's fault points, and @more */
+static void arm(const char *more)
+{
+    char all[80];
+
+    snprintf(all, sizeof(all), "%s%s%s", armed, *armed ? "," : "", more);
+    assert_int_equal(ff_failpoints_arm(all, NULL), 0);
 }
 
 static int fill(void **state)
@@ -183,7 +196,7 @@ static void test_arrives(void **state)
             message(lens[i], i);
         assert_int_equal(recv_at(landing, BIG, false), -1);
         assert_int_equal(errno, EAGAIN);
-        assert_int_equal(ff_failpoints_arm("tcp.recv.short=fail", NULL), 0);
+        arm("tcp.recv.short=fail");
         for (unsigned i = 0; i < FF_ARRAY_LEN(lens); i++)
             message(lens[i], i);
         no_ends(state);
@@ -240,6 +253,26 @@ static void test_changed(void **state)
                 assert_int_equal(recv_at(landing, 300, is_data), -1); /* for good */
                 no_ends(state);
             }
+}
+
+/* The same, where a cipher has gone on for long */
+static void test_changed_late(void **state)
+{
+    static const uint32_t at[] = {TCP_SEALED_HEAD_LEN, 1024, 4100, TCP_SEALED_MAX / 2 + 3, TCP_SEALED_MAX + 7,
+                                  TCP_SEALED_MAX + OVER - 1};
+    (void)state;
+
+    for (unsigned i = 0; i < FF_ARRAY_LEN(at); i++) {
+        ends(suites[0], suites[0]);
+        memset(landing, 0xee, TCP_SEALED_MAX);
+        send_plain(TCP_SEALED_MAX);
+        size_t n = take_passing();
+        assert_int_equal(n, TCP_SEALED_MAX + OVER);
+        passing[at[i]] ^= 0x10;
+        put_passing(passing, n);
+        must_refuse(TCP_SEALED_MAX, true);
+        no_ends(state);
+    }
 }
 
 /* What passes is frames of one length: one that has another number is not the next one */
@@ -375,7 +408,7 @@ static void test_no_new_key(void **state)
         a->keys->tx.number = b->keys->rx.number = FF_SEAL_FRAMES - 1;
         if (opens)
             send_plain(200);
-        assert_int_equal(ff_failpoints_arm("tcp.tls.rekey=fail@1", NULL), 0);
+        arm("tcp.tls.rekey=fail@1");
         for (int i = 0; i < 2; i++) {
             errno = 0;
             assert_int_equal(opens ? recv_at(landing, 200, true) : send_iov(&iov, 1, 0), -1);
@@ -391,27 +424,65 @@ static void test_no_new_key(void **state)
 /* AES-128-GCM as seal.h and docs/wire.md say it: another program could do it */
 static void test_as_documented(void **state)
 {
-    uint8_t dir[FF_KDF_LEN], key[16], iv[12], want[100 + FF_SEAL_TAG_LEN];
-    size_t want_len = sizeof(want);
+    static const uint32_t lens[] = {1, 15, 100, 1023, 1025, 4096, TCP_SEALED_MIXED, TCP_SEALED_MAX - 1,
+                                    TCP_SEALED_MAX};
+    static uint8_t want[TCP_SEALED_MAX + FF_SEAL_TAG_LEN];
+    uint8_t dir[FF_KDF_LEN], key[16], iv[12], head[TCP_SEALED_HEAD_LEN] = "FFsf";
+    struct iovec iov[400];
     gnutls_aead_cipher_hd_t h;
     (void)state;
 
     ends(suites[0], suites[0]);
-    send_plain(1);
-    take_passing();
-    send_plain(100); /* number 1 */
-    assert_int_equal(take_passing(), 100 + OVER);
     ff_kdf_expand(secret, "from source", NULL, 0, dir, sizeof(dir));
     ff_kdf_expand(dir, "key", NULL, 0, key, sizeof(key));
-    ff_kdf_expand(dir, "iv", NULL, 0, iv, sizeof(iv));
-    iv[11] ^= 1;
     gnutls_datum_t k = {.data = key, .size = sizeof(key)};
     assert_int_equal(gnutls_aead_cipher_init(&h, GNUTLS_CIPHER_AES_128_GCM, &k), 0);
-    assert_int_equal(gnutls_aead_cipher_encrypt(h, iv, sizeof(iv), "FFsf\x74\0\0\0", 8, FF_SEAL_TAG_LEN,
-                                                plain, 100, want, &want_len), 0);
+    for (unsigned number = 0; number < 2 * FF_ARRAY_LEN(lens); number++) {
+        const uint32_t len = lens[number / 2], sealed = len + FF_SEAL_TAG_LEN;
+        size_t want_len = sizeof(want);
+        unsigned n = 1;
+
+        iov[0] = (struct iovec){.iov_base = plain, .iov_len = len};
+        if (number % 2)
+            n = segments(iov, plain, len, number);
+        assert_int_equal(send_iov(iov, n, 0), len);
+        assert_int_equal(take_passing(), len + OVER);
+        ff_kdf_expand(dir, "iv", NULL, 0, iv, sizeof(iv));
+        iv[11] ^= (uint8_t)number;
+        for (unsigned i = 0; i < 4; i++)
+            head[4 + i] = (uint8_t)(sealed >> 8 * i);
+        assert_int_equal(gnutls_aead_cipher_encrypt(h, iv, sizeof(iv), head, sizeof(head),
+                                                    FF_SEAL_TAG_LEN, plain, len, want, &want_len), 0);
+        assert_memory_equal(passing, head, sizeof(head));
+        assert_memory_equal(passing + sizeof(head), want, sealed);
+    }
     gnutls_aead_cipher_deinit(h);
-    assert_memory_equal(passing, "FFsf\x74\0\0\0", 8);
-    assert_memory_equal(passing + 8, want, sizeof(want));
+}
+
+/* gcm.h's where the CPU has what that needs; else, and for other suites, GnuTLS's */
+static void test_cipher(void **state)
+{
+    bool can = __builtin_cpu_supports("vaes") && __builtin_cpu_supports("vpclmulqdq") &&
+               __builtin_cpu_supports("avx512bw");
+    (void)state;
+
+    for (unsigned s = 0; s < FF_ARRAY_LEN(suites); s++) {
+        ends(suites[s], suites[s]);
+        send_plain(200);
+        assert_int_equal(recv_at(landing, 200, true), 200);
+        bool want = can && !s && !*armed;
+        assert_int_equal(!!a->keys->tx.gcm, want);
+        assert_int_equal(!!b->keys->rx.gcm, want);
+        assert_int_equal(!!a->keys->tx.kept, !want);
+        assert_int_equal(!!b->keys->rx.kept, !want);
+        no_ends(state);
+    }
+}
+
+static int gnutls_alone(void **state)
+{
+    armed = GNUTLS_ALONE;
+    return fill(state);
 }
 
 #define TEST(fn) cmocka_unit_test_teardown(fn, no_ends)
@@ -419,9 +490,10 @@ static void test_as_documented(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_arrives), TEST(test_in_pieces), TEST(test_changed), TEST(test_order), TEST(test_others),
-        TEST(test_borders), TEST(test_new_keys), TEST(test_no_new_key),
-        TEST(test_as_documented)};
+        TEST(test_arrives), TEST(test_in_pieces), TEST(test_changed), TEST(test_changed_late),
+        TEST(test_order), TEST(test_others), TEST(test_borders), TEST(test_new_keys),
+        TEST(test_no_new_key), TEST(test_as_documented), TEST(test_cipher)};
 
-    return cmocka_run_group_tests(tests, fill, NULL);
+    int failed = cmocka_run_group_tests(tests, fill, NULL);
+    return failed + cmocka_run_group_tests_name("GnuTLS alone", tests, gnutls_alone, NULL);
 }
