@@ -25,6 +25,7 @@
 #include "rundir.h"
 
 #define BACK_LIMIT_MS 10000
+#define COMMAND_LIMIT_MS 10000
 
 static int start_parents_side(struct fork *f, int *sock, struct ff_error *why)
 {
@@ -56,7 +57,10 @@ static int switch_to(struct fork *f, struct ff_error *why)
         return ff_error_context(why, "%s attach --parent", f->s.o.agent);
     qmp_replace(f->s.qmp, beside);
     f->s.beside = true;
-    return qmp_command(f->s.qmp, "x-farfork-look", NULL, NULL, why);
+    qmp_limit(f->s.qmp, (int)f->s.o.timeout_s * 1000); /* it waits for its turn at the monitor, as this one has */
+    rc = qmp_command(f->s.qmp, "x-farfork-look", NULL, NULL, why);
+    qmp_limit(f->s.qmp, COMMAND_LIMIT_MS);
+    return rc;
 }
 
 int fork_attach(struct fork *f, struct ff_error *why)
