@@ -147,10 +147,10 @@ def run(t):
     if common.FULL:
         with t.case('three hosts, auto, no tree'):
             all_hear(t, accel, '--multicast', 'auto', '--fanout', '0')
+        with t.case('two hosts, auto'):
+            none_hears(t, accel, '--multicast', 'auto', n=2)
         with t.case('three hosts, an IPv6 group'):
             all_hear(t, accel, '--multicast', '[ff15::77]')
-    with t.case('two hosts, auto'):
-        none_hears(t, accel, '--multicast', 'auto', n=2)
     with t.case('verify=on'):
         none_hears(t, accel, '--multicast', GROUP, '--options', 'verify=on', n=2)
     with t.case('packets are lost, late and doubled'):
