@@ -21,17 +21,17 @@
 #include <unistd.h>
 
 #include "autojson.h"
-#include "launcher.h"
+#include "failpoint.h"
+#include "jsonl.h"
 #include "libvirt.h"
-#include "libvirt_calls.h"
 #include "rundir.h"
-#include "virsh.h"
 
 #define WRITE_LIMIT_MS 10000
 #define RESUME_LIMIT_MS 60000 /* a libvirtd that is started anew is there after a few seconds */
 #define RESUME_ROUNDS 5
 #define HELD_LIMIT_MS 30000   /* vmclone asks for nothing while a domain stands still: it is stopped */
 #define TURN_MS 200
+#define ASK_COMMANDS "{\"execute\":\"query-commands\"}"
 #define ASK_STATUS "{\"execute\":\"query-status\"}"
 
 struct domain_books {
@@ -40,21 +40,14 @@ struct domain_books {
     int fd;      /* of this process; the other end is the other's */
     int turn_fd; /* locked: nobody else forks this domain */
     struct jsonl_reader in;
+    bool domains;  /* its QEMU is not Farfork's */
     bool held;     /* keeper: the guest may stand still, and is to go on */
     json_t *made;  /* keeper: [{"target", "overlay"}], planned or there */
     char *xml;     /* keeper: of the snapshot that makes these */
-    struct spawn virsh; /* keeper: connected, and waits for that */
+    bool planned;  /* keeper: that is to come */
 };
 
 /* --- the keeper --- */
-
-/* Words of virsh's that begin with a command and the domain */
-static void begin_command(const struct domain_books *b, struct strv *w, const char *command)
-{
-    strv_add(w, "%s", command);
-    strv_add(w, "--domain");
-    strv_add(w, "%s", b->domain);
-}
 
 /* libvirt refuses to resume a domain that runs: somebody did so, or it never stood still. QEMU itself
  * is asked: the answer comes behind that of an export which nobody waits for any more */
@@ -73,34 +66,16 @@ static int keep_resume(struct domain_books *b, struct ff_error *why)
 {
     uint64_t end = ff_now_ms() + RESUME_LIMIT_MS;
     struct ff_error ended;
-    struct strv w = {0};
     pid_t pid;
     int rc;
 
-    spawn_end(&b->virsh, 0);
-    begin_command(b, &w, "resume");
-    while ((rc = virsh_run(&w, NULL, why)) && !domain_runs(b) && ff_now_ms() < end &&
+    while ((rc = libvirt_ask(LIBVIRT_RESUME, b->domain, NULL, NULL, why)) && !domain_runs(b) && ff_now_ms() < end &&
            !domain_pid(b->domain, &pid, &ended) && pid == b->pid)
         poll(NULL, 0, TURN_MS);
     if (rc && domain_runs(b))
         rc = 0;
     b->held &= rc != 0;
-    strv_free(&w);
     return rc ? ff_error_context(why, "domain %s stands still: virsh resume it", b->domain) : 0;
-}
-
-/* A line of virsh domblklist --details: type, device, target, source; false: it is none */
-static bool take_disk(char *line, char *word[4])
-{
-    char *save = NULL;
-
-    for (int i = 0; i < 3; i++) {
-        word[i] = strtok_r(i ? NULL : line, " \t", &save);
-        if (!word[i])
-            return false;
-    }
-    word[3] = save + strspn(save, " \t");
-    return *word[3];
 }
 
 /* With @format, for two texts; both of them as XML has them */
@@ -120,81 +95,74 @@ static void add_xml(char **xml, const char *format, const char *target, const ch
     free(text[1]);
 }
 
-static char *overlay_for(const struct domain_books *b, const char *id, char *const disk[4], struct ff_error *why)
+static char *overlay_for(const struct domain_books *b, const char *id, const char *target, const char *source,
+                         struct ff_error *why)
 {
-    const char *source = disk[3], *slash = strrchr(source, '/');
-    const char *base = slash ? slash + 1 : source, *earlier = strstr(base, ".fork-");
+    const char *slash = strrchr(source, '/'), *base = slash ? slash + 1 : source, *earlier = strstr(base, ".fork-");
     int len = (int)(earlier ? (size_t)(earlier - base) : strlen(base));
+    struct stat st;
 
-    if (!b->overlays && (strcmp(disk[0], "file") || !slash)) {
+    if (!b->overlays && (!slash || stat(source, &st) || !S_ISREG(st.st_mode))) {
         ff_error_set(why, EINVAL, "disk %s: %s is no file: say where the parent's overlay is to be (--overlays FOLDER)",
-                     disk[2], source);
+                     target, source);
         return NULL;
     }
     FF_AUTO_FREE char *folder = b->overlays ? xstrdup(b->overlays) : xprintf("%.*s", (int)(slash - source), source);
-    char *path = xprintf("%s/%.*s.fork-%s-%s.qcow2", folder, len, base, id, disk[2]);
-    struct stat st;
+    char *path = xprintf("%s/%.*s.fork-%s-%s.qcow2", folder, len, base, id, target);
     if (lstat(path, &st)) /* libvirt would take a file that is empty */
         return path;
-    ff_error_set(why, EEXIST, "disk %s: %s exists: take another fork id (--id)", disk[2], path);
+    ff_error_set(why, EEXIST, "disk %s: %s exists: take another fork id (--id)", target, path);
     free(path);
     return NULL;
 }
 
-/* @images that libvirt has get an overlay, all other disks none; what is found leaves @images */
-static int add_disks(struct domain_books *b, const char *id, char *listed, json_t *images, struct ff_error *why)
+/* An image of @images leaves it */
+static bool take_from_images(json_t *images, const char *source)
 {
-    char *save = NULL, *disk[4];
     size_t i;
     json_t *image;
 
-    for (char *line = strtok_r(listed, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
-        bool wanted = false;
-        if (!take_disk(line, disk))
+    json_array_foreach(images, i, image)
+        if (!strcmp(json_string_value(image), source))
+            return !json_array_remove(images, i);
+    return false;
+}
+
+/* @images that libvirt has get an overlay, all other disks none; what is found leaves @images */
+static int add_disks(struct domain_books *b, const char *id, const json_t *disks, json_t *images, struct ff_error *why)
+{
+    const json_t *d;
+    size_t i;
+
+    json_array_foreach(disks, i, d) {
+        const char *target = text_of(d, "target"), *source = text_of(d, "source");
+        if (!*source || !take_from_images(images, source)) {
+            if (*source) /* an empty drive has no snapshot anyway */
+                add_xml(&b->xml, "<disk name='%s' snapshot='no'/>", target, "");
             continue;
-        json_array_foreach(images, i, image)
-            if (!strcmp(json_string_value(image), disk[3])) {
-                wanted = true;
-                json_array_remove(images, i);
-                break;
-            }
-        FF_AUTO_FREE char *overlay = wanted ? overlay_for(b, id, disk, why) : NULL;
-        if (wanted && !overlay)
+        }
+        FF_AUTO_FREE char *overlay = overlay_for(b, id, target, source, why);
+        if (!overlay)
             return -EEXIST;
-        if (wanted)
-            add_xml(&b->xml, "<disk name='%s' snapshot='external'><driver type='qcow2'/>"
-                             "<source file='%s'/></disk>", disk[2], overlay);
-        else if (strcmp(disk[3], "-")) /* an empty drive has no snapshot anyway */
-            add_xml(&b->xml, "<disk name='%s' snapshot='no'/>", disk[2], "");
-        if (wanted)
-            json_array_append_new(b->made, json_pack("{ss ss}", "target", disk[2], "overlay", overlay));
+        add_xml(&b->xml, "<disk name='%s' snapshot='external'><driver type='qcow2'/>"
+                         "<source file='%s'/></disk>", target, overlay);
+        json_array_append_new(b->made, json_pack("{ss ss}", "target", target, "overlay", overlay));
     }
     return 0;
 }
 
-/* What has to happen while the guest stands still, by one virsh that is there already: it has
- * connected, and reads the snapshot from its standard input. A command that fails ends none of the
- * others */
-static int start_snapshot(struct domain_books *b, bool go_on, struct ff_error *why)
+static int list_books_disks(const struct domain_books *b, json_t **out, struct ff_error *why)
 {
-    FF_AUTO_FREE char *domain = shell_quote(b->domain); /* as virsh reads its words */
-    FF_AUTO_FREE char *resume = go_on ? xprintf("; resume --domain %s", domain) : xstrdup("");
-    FF_AUTO_FREE char *commands =
-        xprintf("snapshot-create --domain %s --xmlfile /dev/stdin --disk-only --no-metadata --atomic; "
-                "domblklist --domain %s --details; "
-                "qemu-monitor-command --domain %s --cmd '" ASK_STATUS "'%s", domain, domain, domain, resume);
-    char *const words[] = {"virsh", "-c", LIBVIRT_HERE, commands, NULL};
-    int rc = spawn_start(&b->virsh, words, NULL, why);
+    FF_AUTO_FREE char *text = NULL;
+    int rc = libvirt_ask(LIBVIRT_DISKS, b->domain, NULL, &text, why);
 
-    b->held = !rc && go_on;
-    return rc;
+    *out = rc ? NULL : json_loads(text, 0, NULL);
+    return rc || *out ? rc : ff_error_set(why, EPROTO, "domain %s: its disks are no list", b->domain);
 }
 
 static int keep_plan(struct domain_books *b, const char *id, const json_t *asked, bool go_on, struct ff_error *why)
 {
-    FF_AUTO_JSON json_t *images = json_deep_copy(asked);
-    FF_AUTO_FREE char *listed = NULL;
-    struct strv list = {0};
+    FF_AUTO_JSON json_t *images = json_deep_copy(asked), *disks = NULL;
     size_t i;
     json_t *image;
 
@@ -204,89 +172,75 @@ static int keep_plan(struct domain_books *b, const char *id, const json_t *asked
         if (!json_is_string(image))
             return ff_error_set(why, EINVAL, "domain %s: a snapshot of no file", b->domain);
     b->xml = xprintf("<domainsnapshot><name>farfork-%s</name><disks>", id);
-    begin_command(b, &list, "domblklist");
-    strv_add(&list, "--details");
-    int rc = virsh_run(&list, &listed, why);
-    strv_free(&list);
+    int rc = list_books_disks(b, &disks, why);
     if (!rc)
-        rc = add_disks(b, id, listed, images, why);
+        rc = add_disks(b, id, disks, images, why);
     if (!rc && json_array_size(images))
         rc = ff_error_set(why, ENOENT,
                           "domain %s: libvirt has no disk with image %s (virsh domblklist): it "
                           "cannot give it an overlay", b->domain, json_string_value(json_array_get(images, 0)));
     add_xml(&b->xml, "</disks></domainsnapshot>", "", "");
-    return rc ? rc : start_snapshot(b, go_on, why);
+    b->planned = !rc;
+    b->held = !rc && go_on;
+    return rc;
 }
 
-/* QEMU's answer to ASK_STATUS */
-static bool says_stopped(const char *answer)
+/* Has libvirt all that was to be made for its disks' images? -ENODATA: none of these disks is in what it says, or it says
+ * nothing, and why */
+static int has_overlays(const struct domain_books *b, struct ff_error *why)
 {
-    FF_AUTO_JSON json_t *a = json_loads(answer, 0, NULL);
-
-    return json_is_false(json_object_get(json_object_get(a, "return"), "running"));
-}
-
-/* What virsh prints, which is cut to pieces: has libvirt all that was to be made for its disks' images? -ENODATA: none of
- * these disks is in it */
-static int has_overlays(const struct domain_books *b, char *said, bool *stood_still)
-{
-    char *save = NULL, *disk[4];
+    FF_AUTO_JSON json_t *disks = NULL;
     size_t i, n = 0;
-    bool listed = false;
     json_t *m;
+    bool listed = false;
 
-    for (char *line = strtok_r(said, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
-        *stood_still |= *line == '{' && says_stopped(line);
-        if (*line == '{' || !take_disk(line, disk))
-            continue;
-        json_array_foreach(b->made, i, m) {
-            bool is = !strcmp(text_of(m, "target"), disk[2]);
-            listed |= is;
-            n += is && !strcmp(text_of(m, "overlay"), disk[3]);
-        }
+    ff_error_set(why, ENODATA, "it has no such disk");
+    if (list_books_disks(b, &disks, why))
+        return -ENODATA;
+    json_array_foreach(b->made, i, m) {
+        const json_t *d = json_find(disks, "target", text_of(m, "target"));
+        listed |= d != NULL;
+        n += d && !strcmp(text_of(d, "source"), text_of(m, "overlay"));
     }
     return listed ? n == json_array_size(b->made) : -ENODATA;
 }
 
-/* The last command's success is virsh's; that of the first is what libvirt has then */
-static int keep_snapshot(struct domain_books *b, struct ff_error *why)
+static bool is_stopped_now(const struct domain_books *b)
 {
-    FF_AUTO_FREE char *said = NULL;
-    bool stood_still = false;
+    FF_AUTO_FREE char *line = NULL;
     struct ff_error ignored;
 
-    if (!b->virsh.pid)
+    if (libvirt_monitor(b->domain, ASK_STATUS, -1, &line, &ignored))
+        return false;
+    FF_AUTO_JSON json_t *a = json_loads(line, 0, NULL);
+    return json_is_false(json_object_get(json_object_get(a, "return"), "running"));
+}
+
+/* Whether they are there is what libvirt has then, whatever it answered. Then the guest goes on */
+static int keep_snapshot(struct domain_books *b, struct ff_error *why)
+{
+    struct ff_error refused = {0}, unknown = {0}, ignored;
+
+    if (!b->planned)
         return ff_error_set(why, EINVAL, "domain %s: it was let go on, or no overlay was planned", b->domain);
-    jsonl_write(b->virsh.in, b->xml, strlen(b->xml), WRITE_LIMIT_MS); /* else it says why it ended */
-    spawn_close_input(&b->virsh);
-    int rc = virsh_end(&b->virsh, "resume", &said, &ignored);
-    b->held &= rc != 0;
-    int has = said ? has_overlays(b, said, &stood_still) : -ENODATA;
-    rc = 0;
+    b->planned = false;
+    ff_failpoint("books.snapshot");
+    int made = libvirt_ask(LIBVIRT_SNAPSHOT, b->domain, b->xml, NULL, &refused);
+    int has = has_overlays(b, &unknown), rc = 0;
+    bool stood_still = is_stopped_now(b);
+    ff_failpoint("books.resume");
+    if (b->held)
+        keep_resume(b, &ignored);
     if (has < 0) /* it may write to them: they stay planned, for keep_commit() */
-        rc = ff_error_set(why, EBUSY, "virsh domblklist: %s: whether the domain goes on in its overlays is unknown: look "
-                          "by virsh domblklist %s", b->virsh.first ? b->virsh.first : "it said nothing", b->domain);
+        rc = ff_error_set(why, EBUSY, "%s: whether the domain goes on in its overlays is unknown: look "
+                          "by virsh domblklist %s", unknown.text, b->domain);
     else if (!has) {
         json_array_clear(b->made);
-        rc = virsh_failed(&b->virsh, "snapshot-create", 0, why);
+        rc = ff_error_set(why, EREMOTEIO, "%s", made ? refused.text : "libvirt: snapshot: no overlay is there");
     } else if (!stood_still)
         rc = ff_error_set(why, EBUSY, "the domain was continued before libvirt had made its overlays, or QEMU does not "
                           "say: its memory and its disks are of two moments; fork it again");
-    spawn_free(&b->virsh);
     return rc;
-}
-
-/* One that took too long would mirror for ever */
-static void abort_commit(const struct domain_books *b, const char *target)
-{
-    struct ff_error ignored;
-    struct strv w = {0};
-
-    begin_command(b, &w, "blockjob");
-    strv_add(&w, "%s", target);
-    strv_add(&w, "--abort");
-    virsh_run(&w, NULL, &ignored);
-    strv_free(&w);
 }
 
 static int keep_commit(struct domain_books *b, struct ff_error *why)
@@ -296,19 +250,10 @@ static int keep_commit(struct domain_books *b, struct ff_error *why)
     int rc = 0;
 
     json_array_foreach(b->made, i, m) {
-        struct strv w = {0};
-        begin_command(b, &w, "blockcommit");
-        strv_add(&w, "%s", text_of(m, "target"));
-        strv_add(&w, "--shallow");
-        strv_add(&w, "--active");
-        strv_add(&w, "--pivot");
-        if (!rc && (rc = virsh_run(&w, NULL, why))) {
-            abort_commit(b, text_of(m, "target"));
+        if (!rc && (rc = libvirt_ask(LIBVIRT_COMMIT, b->domain, text_of(m, "target"), NULL, why)))
             ff_error_context(why, "its overlay %s stays", text_of(m, "overlay"));
-        }
         if (!rc && unlink(text_of(m, "overlay")) < 0)
             rc = ff_error_set(why, errno, "remove %s: %s", text_of(m, "overlay"), strerror(errno));
-        strv_free(&w);
     }
     json_array_clear(b->made);
     return rc;
@@ -341,7 +286,7 @@ static void keep_answer(struct domain_books *b, const char *line)
                                           "answer", answer ? answer : "");
 
     if (!said) /* no UTF-8 */
-        said = json_pack("{si ss ss}", "rc", -EPROTO, "error", "virsh: what it says is no text",
+        said = json_pack("{si ss ss}", "rc", -EPROTO, "error", "libvirt: what it says is no text",
                          "answer", "");
     jsonl_write_json(b->fd, said, WRITE_LIMIT_MS); /* one that is gone is heard of below */
 }
@@ -354,6 +299,7 @@ static _Noreturn void keeper_main(struct domain_books *b)
     pid_t pid;
 
     setsid();
+    ff_failpoints_start(&ignored);
     signal(SIGINT, SIG_IGN);
     signal(SIGTERM, SIG_IGN);
     signal(SIGHUP, SIG_IGN);
@@ -375,7 +321,6 @@ static _Noreturn void keeper_main(struct domain_books *b)
     for (int i = 0; b->held && i < RESUME_ROUNDS && !domain_pid(b->domain, &pid, &ignored) &&
                     pid == b->pid; i++)
         keep_resume(b, &ignored);
-    spawn_end(&b->virsh, 0);
     _exit(0);
 }
 
@@ -500,6 +445,24 @@ static int wait_turn(const char *domain, unsigned timeout_s, struct ff_error *wh
     return rc;
 }
 
+/* What Farfork's QEMU forks runs as it does. All others are libvirt's, which root asks for them */
+static int choose_user(struct domain_books *b, struct ff_error *why)
+{
+    FF_AUTO_FREE char *line = NULL;
+    int rc = domain_books_monitor(b, ASK_COMMANDS, -1, &line, why);
+    FF_AUTO_JSON json_t *answer = rc ? NULL : json_loads(line, 0, NULL);
+
+    b->domains = !json_find(json_object_get(answer, "return"), "name", "x-farfork-export");
+    if (!rc && !json_is_array(json_object_get(answer, "return")))
+        rc = ff_error_set(why, EPROTO, "domain %s: its QEMU does not say which commands it has", b->domain);
+    return rc || b->domains ? rc : become_user(b->pid, why);
+}
+
+bool domain_books_of_domains(const struct domain_books *b)
+{
+    return b->domains;
+}
+
 int domain_books_open(const char *domain, const char *overlays, unsigned timeout_s,
                       struct domain_books **out, struct ff_error *why)
 {
@@ -525,7 +488,7 @@ int domain_books_open(const char *domain, const char *overlays, unsigned timeout
     }
     struct domain_books *b = xcalloc(1, sizeof(*b));
     *b = (struct domain_books){.domain = xstrdup(domain), .pid = pid, .made = json_array(),
-                               .turn_fd = turn, .virsh = SPAWN_NONE,
+                               .turn_fd = turn,
                                .overlays = overlays ? xstrdup(overlays) : NULL};
     b->keeper = fork();
     b->fd = pair[b->keeper == 0];
@@ -535,7 +498,7 @@ int domain_books_open(const char *domain, const char *overlays, unsigned timeout
     if (b->keeper < 0)
         rc = ff_error_set(why, errno, "fork: %s", strerror(errno));
     else
-        rc = become_user(pid, why);
+        rc = choose_user(b, why);
     if (rc) {
         domain_books_close(b);
         return rc;
@@ -574,10 +537,10 @@ pid_t domain_books_pid(const struct domain_books *b)
 int domain_books_monitor(void *opaque, const char *line, int fd, char **answer, struct ff_error *why)
 {
     if (fd >= 0)
-        return ff_error_set(why, EOPNOTSUPP, "virsh: pass a descriptor: not while it is forked");
+        return ff_error_set(why, EOPNOTSUPP, "pass a descriptor: not while it is forked");
     int rc = ask_keeper(opaque, json_pack("{ss ss}", "do", "monitor", "line", line), answer, why);
 
-    return rc == -EREMOTEIO ? -ETIMEDOUT : rc;
+    return rc && rc != -ESRCH && rc != -ENOENT ? -ETIMEDOUT : rc;
 }
 
 int domain_books_resume(struct domain_books *b, struct ff_error *why)

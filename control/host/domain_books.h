@@ -9,15 +9,13 @@
  *              in, and lets it go on. A fork that made them alone would leave libvirt with the old
  *              image: the next start of the domain would write to what its children read.
  * Picture      vmclone, as the domain's user        the keeper, as root
- *              (1) QMP line                  --->   virsh qemu-monitor-command
- *                  plan                      --->   virsh domblklist: overlays are named. A virsh is
- *                                                   started for (3) and (4), connects, and waits
+ *              (1) QMP line                  --->   libvirt carries it to the monitor
+ *                  plan                      --->   its disks: overlays are named
  *              (2) x-farfork-export, as a template: the guest stands still
- *              (3) snapshot                  --->   its input: snapshot-create --disk-only
- *                                                   (no metadata: only an overlay is left)
- *                                                   domblklist: whether libvirt has made it
- *              (4)                                  it goes on with query-status: the guest stood
- *                                                   still until then; and resume
+ *              (3) snapshot                  --->   disks alone, no metadata: only an overlay is left;
+ *                                                   its disks: whether libvirt has made it
+ *              (4)                                  query-status: the guest stood still until then;
+ *                                                   resume
  *              a domain without disks to write to: (2) is no template, and (3) and (4) are not
  * Threads      two processes, a line of JSON each way at a time. The keeper was forked off before
  *              the other one gave up root's rights.
@@ -28,8 +26,7 @@
  *              processes have a lock on libvirt's pid file of the domain.
  *              3. When vmclone ends between (2) and (4), however, or is stopped there, the keeper
  *              does (4). It repeats that while libvirtd is not there, for some minutes.
- * Failure      when both are killed between (2) and (4) that virsh's input ends: it does (4). When it is
- *              killed, too, the domain is paused, and libvirt says so.
+ * Failure      when both are killed between (2) and (4) the domain is paused, and libvirt says so.
  */
 #ifndef FF_CONTROL_HOST_DOMAIN_BOOKS_H
 #define FF_CONTROL_HOST_DOMAIN_BOOKS_H
@@ -43,7 +40,7 @@
 struct domain_books;
 
 /**
- * domain_books_open() - wait for other forks of the domain, fork the keeper, become the domain's user
+ * domain_books_open() - wait for other forks of the domain, fork the keeper; become the domain's user where its QEMU is Farfork's
  * @overlays:  folder for overlays that libvirt makes; NULL: beside each image
  * @timeout_s: for the other forks
  *
@@ -52,6 +49,9 @@ struct domain_books;
 int domain_books_open(const char *domain, const char *overlays, unsigned timeout_s,
                       struct domain_books **out, struct ff_error *why);
 void domain_books_close(struct domain_books *b);
+
+/* Its children are domains, too, and this process is root's still */
+bool domain_books_of_domains(const struct domain_books *b);
 
 /* Nothing more is asked: the next fork of the domain has its turn */
 void domain_books_done(struct domain_books *b);

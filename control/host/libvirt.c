@@ -23,6 +23,8 @@
 #include "xalloc.h"
 
 #define RUN_FOLDER "/run/libvirt/qemu"
+#define COMMIT_LIMIT_MS 50000
+#define COMMIT_TURN_MS 20
 #define LIMIT_MS 60000 /* libvirt's own, for the lock of a domain, is 30 s */
 
 struct libvirt_call {
@@ -45,7 +47,7 @@ static struct {
     pid_t of; /* the process that made it */
 } kept = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static void release(struct libvirt_call *c)
+static void release_call(struct libvirt_call *c)
 {
     if (atomic_fetch_sub(&c->users, 1) > 1)
         return;
@@ -63,6 +65,7 @@ static const char *op_name(enum libvirt_op op)
 {
     static const char *const names[] = {"suspend", "resume", "destroy", "undefine", "look at", "describe", "describe",
                                         "describe the definition of", "define", "restore", "list disks of",
+                                        "snapshot", "commit an overlay of",
                                         "qemu-monitor-command to"};
     return names[op];
 }
@@ -105,7 +108,7 @@ static int take_connection(struct libvirt_call *c)
 }
 
 /* So far nothing has been asked: a connection that turns out to be broken is made anew */
-static int look_up(struct libvirt_call *c)
+static int reach_domain(struct libvirt_call *c)
 {
     unsigned long version;
 
@@ -158,7 +161,37 @@ static int list_disks(struct libvirt_call *c)
     return c->answer ? 0 : ff_error_set(&c->why, EPROTO, "libvirt: list disks of %s: no UTF-8", c->domain);
 }
 
-static int ask_monitor(struct libvirt_call *c)
+static int make_overlays(struct libvirt_call *c)
+{
+    struct virt_snapshot *s =
+        c->v->snapshot(c->d, c->text, VIRT_SNAPSHOT_DISK_ONLY | VIRT_SNAPSHOT_NO_METADATA | VIRT_SNAPSHOT_ATOMIC);
+
+    return s ? (c->v->snapshot_free(s), 0) : failed(c);
+}
+
+/* One that takes too long would mirror for ever, and is ended */
+static int commit_overlay(struct libvirt_call *c)
+{
+    const uint64_t end = ff_now_ms() + COMMIT_LIMIT_MS;
+    struct virt_block_job job = {0};
+
+    if (c->v->commit(c->d, c->text, NULL, NULL, 0, VIRT_COMMIT_SHALLOW | VIRT_COMMIT_ACTIVE))
+        return failed(c);
+    for (; ff_now_ms() < end; poll(NULL, 0, COMMIT_TURN_MS)) {
+        int is = c->v->job_info(c->d, c->text, &job, 0);
+        if (is < 0)
+            return failed(c);
+        if (!is)
+            return ff_error_set(&c->why, EREMOTEIO, "libvirt: commit an overlay of %s: its job has ended", c->domain);
+        if (job.end && job.at == job.end && !c->v->job_abort(c->d, c->text, VIRT_ABORT_PIVOT))
+            return 0; /* it may not be ready for that at once */
+    }
+    c->v->job_abort(c->d, c->text, 0);
+    return ff_error_set(&c->why, ETIMEDOUT, "libvirt: commit an overlay of %s: not done within %d ms", c->domain,
+                        COMMIT_LIMIT_MS);
+}
+
+static int carry_line(struct libvirt_call *c)
 {
     unsigned n_out = 0;
     int *out = NULL;
@@ -173,16 +206,16 @@ static int ask_monitor(struct libvirt_call *c)
     return rc ? failed(c) : 0;
 }
 
-static int take_text(struct libvirt_call *c, char *text)
+static int take_answer_text(struct libvirt_call *c, char *text)
 {
     c->answer = text;
     return text ? 0 : failed(c);
 }
 
-static int ask(struct libvirt_call *c)
+static int answer_call(struct libvirt_call *c)
 {
     struct virt_domain *made;
-    int rc = look_up(c);
+    int rc = reach_domain(c);
 
     if (rc)
         return rc;
@@ -199,11 +232,11 @@ static int ask(struct libvirt_call *c)
         rc = c->v->domain_is_active(c->d);
         return rc < 0 ? failed(c) : rc ? 0 : ff_error_set(&c->why, ESRCH, "libvirt: domain %s does not run", c->domain);
     case LIBVIRT_XML:
-        return take_text(c, c->v->domain_xml(c->d, 0));
+        return take_answer_text(c, c->v->domain_xml(c->d, 0));
     case LIBVIRT_XML_MOVES:
-        return take_text(c, c->v->domain_xml(c->d, VIRT_XML_MIGRATABLE));
+        return take_answer_text(c, c->v->domain_xml(c->d, VIRT_XML_MIGRATABLE));
     case LIBVIRT_XML_DEFINED:
-        return take_text(c, c->v->domain_xml(c->d, VIRT_XML_INACTIVE | VIRT_XML_MIGRATABLE | VIRT_XML_SECURE));
+        return take_answer_text(c, c->v->domain_xml(c->d, VIRT_XML_INACTIVE | VIRT_XML_MIGRATABLE | VIRT_XML_SECURE));
     case LIBVIRT_DEFINE:
         made = c->v->domain_define(c->c, c->text);
         return !made ? failed(c) : (c->v->domain_free(made), 0);
@@ -211,8 +244,12 @@ static int ask(struct libvirt_call *c)
         return c->v->domain_restore(c->c, c->text, NULL, VIRT_SAVE_PAUSED) ? failed(c) : 0;
     case LIBVIRT_DISKS:
         return list_disks(c);
+    case LIBVIRT_SNAPSHOT:
+        return make_overlays(c);
+    case LIBVIRT_COMMIT:
+        return commit_overlay(c);
     case LIBVIRT_MONITOR:
-        return ask_monitor(c);
+        return carry_line(c);
     }
     return ff_error_set(&c->why, EINVAL, "libvirt: no such question");
 }
@@ -221,13 +258,13 @@ static void *call_main(void *opaque)
 {
     struct libvirt_call *c = opaque;
 
-    c->rc = ask(c);
+    c->rc = answer_call(c);
     if (c->d)
         c->v->domain_free(c->d);
     if (c->c)
         c->v->connect_close(c->c);
     eventfd_write(c->over, 1);
-    release(c);
+    release_call(c);
     return NULL;
 }
 
@@ -250,7 +287,7 @@ int libvirt_begin(enum libvirt_op op, const char *domain, const char *text, int 
         rc = ff_thread_start(&thread, call_main, c, "libvirt", err);
     if (rc) {
         c->users = 1;
-        release(c);
+        release_call(c);
         return rc;
     }
     pthread_detach(thread);
@@ -282,7 +319,7 @@ int libvirt_end(struct libvirt_call *c, int limit_ms, char **answer, struct ff_e
         *answer = c->answer ? c->answer : xstrdup("");
         c->answer = NULL;
     }
-    release(c);
+    release_call(c);
     return rc;
 }
 

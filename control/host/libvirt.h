@@ -31,6 +31,8 @@ enum libvirt_op {         /* text                          answer */
     LIBVIRT_DEFINE,       /* XML; no domain is named */
     LIBVIRT_RESTORE,      /* path; no domain is named: it is paused then */
     LIBVIRT_DISKS,        /*                               an array of {"target", "source"}, JSON; of files and block devices */
+    LIBVIRT_SNAPSHOT,     /* XML: overlays, without metadata; all of them or none */
+    LIBVIRT_COMMIT,       /* target of a disk: its overlay into what it stands on, which is its image again then */
     LIBVIRT_MONITOR,      /* a line of QMP                 the line that answers */
 };
 

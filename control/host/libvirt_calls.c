@@ -42,6 +42,11 @@ static const struct symbol symbols[] = {
     SYMBOL("virDomainRestoreFlags", domain_restore, false, false),
     SYMBOL("virDomainListGetStats", stats, false, false),
     SYMBOL("virDomainStatsRecordListFree", stats_free, false, false),
+    SYMBOL("virDomainSnapshotCreateXML", snapshot, false, false),
+    SYMBOL("virDomainSnapshotFree", snapshot_free, false, false),
+    SYMBOL("virDomainBlockCommit", commit, false, false),
+    SYMBOL("virDomainGetBlockJobInfo", job_info, false, false),
+    SYMBOL("virDomainBlockJobAbort", job_abort, false, false),
     SYMBOL("virDomainQemuMonitorCommand", monitor, true, false),
     SYMBOL("virDomainQemuMonitorCommandWithFiles", monitor_with_files, true, true),
 };
@@ -56,7 +61,7 @@ static void say_nothing(void *opaque, struct virt_error *e)
     (void)e;
 }
 
-static int load(struct ff_error *err)
+static int load_libvirt(struct ff_error *err)
 {
     void *library[2] = {dlopen("libvirt.so.0", RTLD_NOW | RTLD_LOCAL), NULL};
 
@@ -81,7 +86,7 @@ const struct libvirt_calls *libvirt_calls(struct ff_error *err)
 {
     pthread_mutex_lock(&lock);
     if (!calls)
-        load(err);
+        load_libvirt(err);
     const struct libvirt_calls *c = calls;
     pthread_mutex_unlock(&lock);
     return c;

@@ -7,7 +7,7 @@
  *
  * Purpose      no program of ours links to libvirt: a host without domains needs none of it. Types and numbers here are
  *              those of libvirt's public interface, which it never changes; so a build needs no headers of it either.
- * Sources      libvirt-domain.h, libvirt-qemu.h, virterror.h of libvirt 9.0 and 11.10
+ * Sources      libvirt-domain.h, libvirt-domain-snapshot.h, libvirt-qemu.h, virterror.h of libvirt 9.0 and 11.10
  */
 #ifndef FF_CONTROL_HOST_LIBVIRT_CALLS_H
 #define FF_CONTROL_HOST_LIBVIRT_CALLS_H
@@ -29,10 +29,17 @@ enum { /* flags, each of one call */
     VIRT_SAVE_PAUSED = 4,
     VIRT_UNDEFINE_KEEP_NVRAM = 8,
     VIRT_STATS_BLOCK = 32,
+    VIRT_SNAPSHOT_NO_METADATA = 4,
+    VIRT_SNAPSHOT_DISK_ONLY = 16,
+    VIRT_SNAPSHOT_ATOMIC = 128,
+    VIRT_COMMIT_SHALLOW = 1,
+    VIRT_COMMIT_ACTIVE = 4,
+    VIRT_ABORT_PIVOT = 2,
 };
 
 struct virt_connect;
 struct virt_domain;
+struct virt_snapshot;
 
 struct virt_error {
     int code, domain;
@@ -59,6 +66,12 @@ struct virt_stats {
     int nparams;
 };
 
+struct virt_block_job {
+    int type;
+    unsigned long bandwidth;
+    unsigned long long at, end; /* it is done when they are equal */
+};
+
 /* Each: what libvirt calls vir..., in its order of parameters */
 struct libvirt_calls {
     int (*initialize)(void);
@@ -81,6 +94,12 @@ struct libvirt_calls {
     int (*domain_restore)(struct virt_connect *c, const char *from, const char *xml, unsigned flags);
     int (*stats)(struct virt_domain **d, unsigned which, struct virt_stats ***out, unsigned flags);
     void (*stats_free)(struct virt_stats **s);
+    struct virt_snapshot *(*snapshot)(struct virt_domain *d, const char *xml, unsigned flags);
+    int (*snapshot_free)(struct virt_snapshot *s);
+    int (*commit)(struct virt_domain *d, const char *disk, const char *base, const char *top, unsigned long bandwidth,
+                  unsigned flags);
+    int (*job_info)(struct virt_domain *d, const char *disk, struct virt_block_job *job, unsigned flags); /* 0: there is none */
+    int (*job_abort)(struct virt_domain *d, const char *disk, unsigned flags);
     int (*monitor)(struct virt_domain *d, const char *line, char **answer, unsigned flags);
     /* NULL: before libvirt 8.2 */
     int (*monitor_with_files)(struct virt_domain *d, const char *line, unsigned n_in, int *in, unsigned *n_out, int **out,

@@ -25,28 +25,8 @@ RUNDIR = f'/tmp/farfork-{LIBVIRT_UID}'
 SCRATCH = '/var/tmp'
 MIB = 32
 DISK_MIB = 16
+HOLD_S = 4
 MAY_FORK = os.path.join(common.HERE, '..', '..', 'packaging', 'qemu-may-fork')
-# virsh that waits, once and where it is told to, until the test has done what it wants to do meanwhile
-VIRSH = """#!/bin/sh
-wait_there() {
-    mv "$FARFORK_TEST_FOLDER/hold" "$FARFORK_TEST_FOLDER/held" 2> /dev/null &&
-    while test -e "$FARFORK_TEST_FOLDER/held"; do sleep 0.05; done
-}
-case "$FARFORK_TEST_HOLD $3" in
-    "snapshot-create snapshot-create "*)
-        xml=$(cat)
-        wait_there
-        echo "whatever becomes of it, this was to be done: $xml"
-        echo "$xml" | /usr/bin/virsh "$@"
-        exit ;;
-    "resume snapshot-create "*)
-        /usr/bin/virsh -c "$2" "${3%; resume *}"
-        wait_there
-        exec /usr/bin/virsh -c "$2" "resume ${3##*; resume }" ;;
-esac
-exec /usr/bin/virsh "$@"
-"""
-
 # systemd's, as far as a scope needs it: it writes down what it is asked, and the process is there
 BUSCTL = """#!/bin/sh
 for word; do
@@ -122,14 +102,10 @@ class Forked:
         self.guest.wait_ready(60)
 
     def start(self, n, *more, faults='', hold=None, name=NAME):
-        """vmclone --domain; hold: the command of virsh's before which it waits"""
+        """vmclone --domain; hold: what it is about to ask libvirt when it waits, for HOLD_S"""
         self.number += 1
-        env = dict(os.environ, FARFORK_FAILPOINTS=faults, FARFORK_TEST_FOLDER=self.shared,
-                   FARFORK_TEST_HOLD=hold or '-',
-                   PATH=f'{self.shared}/systemd:{os.environ["PATH"]}')
-        if hold:
-            env['PATH'] = f'{self.shared}/wait:{env["PATH"]}'
-            common.write_file(os.path.join(self.shared, 'hold'), '')
+        env = dict(os.environ, FARFORK_FAILPOINTS=f'books.{hold}=delay:{HOLD_S}000000' if hold else faults,
+                   FARFORK_TEST_FOLDER=self.shared, PATH=f'{self.shared}/systemd:{os.environ["PATH"]}')
         p = subprocess.Popen(
             self.host.inside(f'{self.shared}/bin/vmclone', '--json', '--id', f'f{self.number}',
                              '--timeout', '40', '--domain', name, *more, str(n)),
@@ -288,10 +264,9 @@ def taken_back(f):
 
 def libvirt_refuses(f):
     """The overlay, while the domain stands still: it goes on."""
-    was, p = f.image(), f.start(1, hold='snapshot-create')
+    was, p = f.image(), f.start(1, hold='snapshot')
     wait_held(f)
     f.host.run('sh', '-c', f'echo mine > {IMAGES}/disk.qcow2.fork-f{f.number}-vda.qcow2')
-    os.unlink(held(f))
     said = f.end(p, 3)
     if 'already exists' not in said['error'] or f.image() != was:
         raise Failed(f'{f.image()}, was {was}: {said}')
@@ -299,14 +274,9 @@ def libvirt_refuses(f):
     f.check_nothing_left()
 
 
-def held(f):
-    return os.path.join(f.shared, 'held')
-
-
 def wait_held(f):
-    wait_for('virsh is about to do it', 30, lambda: os.path.exists(held(f)))
-    if not f.state().startswith('paused'):
-        raise Failed(f'the domain does not stand still: {f.state()}')
+    """It stands still, and libvirt is about to be asked."""
+    wait_for('the domain stands still', 30, lambda: f.state().startswith('paused'))
 
 
 def killed(f, hold):
@@ -315,7 +285,6 @@ def killed(f, hold):
     wait_held(f)
     f.host.run('pkill', '-KILL', '-x', 'vmclone', '--oldest')
     p.wait(20)
-    os.unlink(held(f))
     f.check_parent()
     f.image()
     wait_for('nothing is left', 20, lambda: not f.host.run(
@@ -327,7 +296,7 @@ def restarted(f):
     """libvirtd ends while the domain stands still, and is there again after a while."""
     p = f.start(1, hold='resume')
     wait_held(f)
-    f.host.restart_libvirtd(lambda: os.unlink(held(f)))
+    f.host.restart_libvirtd(lambda: p.poll())
     f.end(p, 0, ['complete'])
     f.check_parent()
     f.image()
@@ -340,10 +309,9 @@ def in_turn(f):
     for p in [f.start(1), f.start(1)]:
         f.end(p, 0, ['complete'])
     f.check_parent()
-    p = f.start(1, hold='snapshot-create')
+    p = f.start(1, hold='snapshot')
     wait_held(f)
     f.host.run('pkill', '-INT', '-x', 'vmclone', '--oldest')
-    os.unlink(held(f))
     if not f.end(p, 3)['interrupted']:
         raise Failed('it was interrupted, and does not say so')
     f.check_parent()
@@ -380,7 +348,7 @@ def sandboxed(f):
 
 
 def more(t, f):
-    for hold in ('snapshot-create', 'resume'):
+    for hold in ('snapshot', 'resume'):
         with t.case(f'vmclone is killed before {hold}'):
             killed(f, hold)
     with t.case('refused'):
@@ -400,16 +368,15 @@ def more(t, f):
 def run(t):
     common.allow_userfaultfd(t)
     shared = os.path.join(t.work, 'shared')
-    for d in ('bin', 'wait', 'systemd'):
+    for d in ('bin', 'systemd'):
         os.makedirs(os.path.join(shared, d))
     os.chmod(t.work, 0o755)             # QEMU runs as libvirt-qemu
     shutil.copy(common.MICRO_ELF, os.path.join(shared, 'micro.elf'))
     for path in (common.FARFORK, forked.VMCLONE, common.QEMU):
         shutil.copy(path, os.path.join(shared, 'bin'))
     shutil.copy(MAY_FORK, os.path.join(shared, 'bin', 'qemu-system-x86_64-may-fork'))
-    for folder, name, text in (('wait', 'virsh', VIRSH), ('systemd', 'busctl', BUSCTL)):
-        common.write_file(os.path.join(shared, folder, name), text)
-        os.chmod(os.path.join(shared, folder, name), 0o755)
+    common.write_file(os.path.join(shared, 'systemd', 'busctl'), BUSCTL)
+    os.chmod(os.path.join(shared, 'systemd', 'busctl'), 0o755)
     try:
         with Forked(t, 'family') as f:
             with t.case('three children of a running domain'):

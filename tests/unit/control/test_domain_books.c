@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_domain_books.c - what becomes of a domain's overlays by what libvirt says of them, with a virsh of the test's own
+ * test_domain_books.c - what becomes of a domain's overlays by what libvirt says of them, with one of the test's own
  */
 #include "unit.h"
 
@@ -12,23 +12,11 @@
 #include <sys/wait.h>
 
 #include "domain_books.h"
-#include "strv.h"
+#include "libvirt_calls.h"
+#include "xalloc.h"
 
 #define NOBODY 65534
 #define OVERLAY "disk.fork-f-vda.qcow2"
-
-/* Its batch makes the overlay, or not, and lists the disk, or not */
-static const char virsh[] = "#!/bin/sh\n"
-                            "cd %s\n"
-                            "list() { echo ' Type Device Target Source'; echo \" file disk vda $PWD/$1\"; }\n"
-                            "case \"$*\" in\n"
-                            "*snapshot-create*) cat >/dev/null; echo 'Domain snapshot farfork-f created'\n"
-                            "  [ -e refuses ] && { echo 'error: no room' >&2; list disk; } || : >" OVERLAY "\n"
-                            "  [ -e refuses ] || [ -e silent ] || list " OVERLAY "\n"
-                            "  echo '{\"return\":{\"running\":false}}';;\n"
-                            "*domblklist*) list disk;;\n"
-                            "*blockcommit*) : >committed;;\n"
-                            "esac\n";
 
 static char base[] = "/tmp/ff-books-XXXXXX";
 
@@ -56,20 +44,144 @@ static bool take(const char *name)
     return !unlink(path);
 }
 
+/* --- libvirt: its snapshot makes the overlay, or not; then it lists the disk, or not --- */
+
+static bool is_mode(const char *name)
+{
+    FF_AUTO_FREE char *path = in_base(name);
+
+    return !access(path, F_OK);
+}
+
+static bool snapped; /* in the process that asks libvirt */
+
+static const struct virt_error *fake_error(void)
+{
+    static const struct virt_error no_room = {.code = 1, .message = (char *)"no room"};
+
+    return &no_room;
+}
+
+static struct virt_connect *fake_open(const char *uri)
+{
+    return (void *)(uintptr_t)uri;
+}
+
+static int fake_fine(struct virt_connect *c)
+{
+    return !c;
+}
+
+static int fake_is_alive(struct virt_connect *c)
+{
+    return c != NULL;
+}
+
+static struct virt_domain *fake_lookup(struct virt_connect *c, const char *name)
+{
+    (void)c;
+    return (void *)(uintptr_t)name;
+}
+
+static int fake_domain(struct virt_domain *d)
+{
+    return !d;
+}
+
+static int fake_monitor(struct virt_domain *d, const char *line, char **answer, unsigned flags)
+{
+    (void)flags;
+    *answer = xprintf("{\"return\":%s}", strstr(line, "query-commands") ? "[{\"name\":\"x-farfork-export\"}]"
+                                                                      : "{\"running\":false}");
+    return !d;
+}
+
+static int fake_stats(struct virt_domain **d, unsigned which, struct virt_stats ***out, unsigned flags)
+{
+    static struct virt_param p[] = {{"block.0.name", VIRT_PARAM_STRING, {.s = "vda"}}, {"block.0.path", VIRT_PARAM_STRING, {0}}};
+    static struct virt_stats s = {.params = p, .nparams = 2}, *list[] = {&s, NULL};
+
+    (void)which;
+    (void)flags;
+    p[1].value.s = in_base(snapped && !is_mode("refuses") ? OVERLAY : "disk");
+    s.nparams = snapped && is_mode("silent") ? 0 : 2;
+    *out = list;
+    return d[0] ? 1 : -1;
+}
+
+static void fake_stats_free(struct virt_stats **s)
+{
+    free(s[0]->params[1].value.s);
+}
+
+static struct virt_snapshot *fake_snapshot(struct virt_domain *d, const char *xml, unsigned flags)
+{
+    FF_AUTO_FREE char *overlay = in_base(OVERLAY);
+
+    assert_true(strstr(xml, OVERLAY) && flags == (VIRT_SNAPSHOT_DISK_ONLY | VIRT_SNAPSHOT_NO_METADATA | VIRT_SNAPSHOT_ATOMIC));
+    snapped = true;
+    if (is_mode("refuses"))
+        return NULL;
+    write_file(overlay, "", 0644);
+    return (void *)d;
+}
+
+static int fake_snapshot_free(struct virt_snapshot *s)
+{
+    return !s;
+}
+
+static int fake_commit(struct virt_domain *d, const char *disk, const char *from, const char *top, unsigned long bandwidth,
+                       unsigned flags)
+{
+    FF_AUTO_FREE char *committed = in_base("committed");
+
+    assert_true(d && !strcmp(disk, "vda") && !from && !top && !bandwidth && flags == (VIRT_COMMIT_SHALLOW | VIRT_COMMIT_ACTIVE));
+    write_file(committed, "", 0644);
+    return 0;
+}
+
+static int fake_job_info(struct virt_domain *d, const char *disk, struct virt_block_job *job, unsigned flags)
+{
+    static int turns;
+
+    (void)disk;
+    (void)flags;
+    *job = (struct virt_block_job){.at = (unsigned)FF_MIN(turns, 2), .end = 2};
+    turns++;
+    return d != NULL;
+}
+
+static int fake_abort(struct virt_domain *d, const char *disk, unsigned flags)
+{
+    static int tries;
+
+    (void)disk;
+    return d && flags == VIRT_ABORT_PIVOT && tries++ ? 0 : -1; /* not ready at first */
+}
+
+static const struct libvirt_calls calls = {.get_last_error = fake_error, .connect_open = fake_open, .connect_close = fake_fine,
+                                           .connect_ref = fake_fine, .connect_is_alive = fake_is_alive,
+                                           .domain_lookup = fake_lookup, .domain_free = fake_domain,
+                                           .domain_resume = fake_domain, .monitor = fake_monitor, .stats = fake_stats,
+                                           .stats_free = fake_stats_free, .snapshot = fake_snapshot,
+                                           .snapshot_free = fake_snapshot_free, .commit = fake_commit,
+                                           .job_info = fake_job_info, .job_abort = fake_abort};
+
 static int set_up(void **state)
 {
     (void)state;
     if (!mkdtemp(base) || chmod(base, 0755))
         return -1;
-    FF_AUTO_FREE char *text = xprintf(virsh, base), *path = in_base("virsh");
-    write_file(path, text, 0755);
+    FF_AUTO_FREE char *disk = in_base("disk");
+    write_file(disk, "", 0644);
     return 0;
 }
 
 static int tear_down(void **state)
 {
     (void)state;
-    take("virsh");
+    take("disk");
     return rmdir(base);
 }
 
@@ -83,8 +195,7 @@ static pid_t begin_domain(void)
             pause();
         _exit(1);
     }
-    FF_AUTO_FREE char *number = xprintf("%d\n", (int)qemu), *path = xprintf("%s:%s", base, getenv("PATH"));
-    setenv("PATH", path, 1);
+    FF_AUTO_FREE char *number = xprintf("%d\n", (int)qemu);
     write_file("/run/libvirt/qemu/domain.pid", number, 0644);
     FF_AUTO_FREE char *uid = xprintf("/proc/%d", (int)qemu);
     struct stat st = {0};
@@ -128,7 +239,7 @@ static struct said fork_it(void)
 static void test_overlays(void **state)
 {
     static const struct {
-        const char *virsh;
+        const char *mode;
         int snapshot;
         const char *said;
         bool commits;
@@ -138,12 +249,12 @@ static void test_overlays(void **state)
     (void)state;
 
     for (size_t i = 0; i < FF_ARRAY_LEN(cases); i++) {
-        FF_AUTO_FREE char *mode = in_base(cases[i].virsh);
+        FF_AUTO_FREE char *mode = in_base(cases[i].mode);
         write_file(mode, "", 0644);
         struct said s = fork_it();
-        assert_true(take(cases[i].virsh));
+        assert_true(take(cases[i].mode));
         if (s.begin || s.snapshot != cases[i].snapshot)
-            print_error("%s: %s\n", cases[i].virsh, s.why.text);
+            print_error("%s: %s\n", cases[i].mode, s.why.text);
         assert_int_equal(s.begin, 0);
         assert_int_equal(s.snapshot, cases[i].snapshot);
         assert_true(!s.snapshot || strstr(s.why.text, cases[i].said));
@@ -157,6 +268,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_overlays)};
 
+    libvirt_calls_are(&calls);
     /* a /run of its own */
     if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
         mount("tmpfs", "/run", "tmpfs", 0, NULL) || mkdir("/run/libvirt", 0755) || mkdir("/run/libvirt/qemu", 0755)) {
