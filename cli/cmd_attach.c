@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "attach.h"
+#include "child_domain.h"
 #include "cli.h"
 #include "defaults.h"
 #include "parent.h"
@@ -20,12 +21,14 @@ static int attach_usage(FILE *out)
         "usage: farfork attach --source --qmp SOCKET [OPTION...] ADDRESS\n"
         "       farfork attach --destination --qmp SOCKET --connect PATH [OPTION...] ADDRESS\n"
         "       farfork attach --source|--destination --domain NAME [OPTION...] ADDRESS\n"
-        "       farfork attach --parent --qmp SOCKET\n\n"
+        "       farfork attach --parent --qmp SOCKET | --domain NAME\n"
+        "       farfork attach --child FILE\n\n"
         "One side of a move, beside its QEMU, which may be any: farfork move starts both. ADDRESS is\n"
         "HOST:PORT[,option...] of the destination's.\n\n"
         "  --source                beside the QEMU that has the guest\n"
         "  --destination           beside the one that is to have it, started with -incoming defer\n"
         "  --parent                beside one whose guest is forked: vmclone starts it, and speaks QMP at its input\n"
+        "  --child FILE            in place of a forked domain that an agent starts, which FILE describes\n"
         "  --qmp SOCKET            of the QEMU\n"
         "  --pid PID               of the QEMU; default: as its socket says\n"
         "  --connect PATH          unix socket where the destination's QEMU is to wait for its migration\n"
@@ -52,11 +55,12 @@ static int attach_usage(FILE *out)
 int cmd_attach(int argc, char **argv)
 {
     enum { SOURCE = 256, DESTINATION, QMP, PID, CONNECT, JSON, MONITOR, RUNDIR, KEEP, WATCHER, METRICS_DIR,
-           DOMAIN, PARENT, RETURN };
+           DOMAIN, PARENT, CHILD, RETURN };
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
                                             {"source", no_argument, NULL, SOURCE},
                                             {"destination", no_argument, NULL, DESTINATION},
                                             {"parent", no_argument, NULL, PARENT},
+                                            {"child", required_argument, NULL, CHILD},
                                             {"qmp", required_argument, NULL, QMP},
                                             {"pid", required_argument, NULL, PID},
                                             {"connect", required_argument, NULL, CONNECT},
@@ -71,6 +75,7 @@ int cmd_attach(int argc, char **argv)
                                             {0}};
     struct attach_options o = {0};
     bool source = false, destination = false, parent = false;
+    const char *child = NULL;
     unsigned pid;
     int opt, at = 0;
 
@@ -79,6 +84,7 @@ int cmd_attach(int argc, char **argv)
         case SOURCE: source = true; break;
         case DESTINATION: destination = true; break;
         case PARENT: parent = true; break;
+        case CHILD: child = optarg; break;
         case QMP: o.qmp = optarg; break;
         case PID:
             if (!value_number("farfork attach", &options[at], optarg, 1, PID_MAX_LIMIT, &pid))
@@ -96,10 +102,12 @@ int cmd_attach(int argc, char **argv)
         case JSON: o.json = true; break;
         default: return opt == 'h' ? attach_usage(stdout) : value_unknown("farfork attach");
         }
-    if (parent && (argc != 4 || !o.qmp))
+    if ((parent && (argc != 4 || !o.qmp == !o.domain)) || (child && argc != 3))
         return attach_usage(stderr);
     if (parent)
-        return parent_run(o.qmp);
+        return parent_run(o.qmp, o.domain);
+    if (child)
+        return child_domain_run(child);
     if (o.path && !strncmp(o.path, "unix:", 5)) /* as QEMU writes it */
         o.path += 5;
     if (o.domain ? o.qmp || o.path || o.pid || o.monitor || o.keep || o.watcher || o.returns : !o.qmp || !o.path != source)

@@ -37,15 +37,15 @@ static int vmclone_usage(FILE *out)
 {
     fputs(
         "usage: vmclone [OPTION...] PARENT N [HOST[=ADDRESS][:SLOTS]...]\n"
-        "       vmclone --domain NAME [OPTION...] N\n"
+        "       vmclone --domain NAME [OPTION...] N [HOST[=ADDRESS][:SLOTS]...]\n"
         "       vmclone --serve PORT [OPTION...] PARENT N [HOST[=ADDRESS][:SLOTS]...]\n"
         "       vmclone --keep N [OPTION...] PARENT [HOST[=ADDRESS][:SLOTS]...]\n"
         "       vmclone --list | --wait ID | --kill ID [OPTION...]\n\n"
         "Fork a running guest into N children. PARENT is the QMP socket of its QEMU, on this\n"
         "host; it goes on. Children go to the hosts in turn: those named, or those of the batch job\n"
         "(SLURM_JOB_NODELIST, PBS_NODEFILE), or this one.\n\n"
-        "  --domain NAME           fork a domain of this host's libvirt, as root; children are\n"
-        "                          outside libvirt, on this host, of the domain's user\n"
+        "  --domain NAME           fork a domain of this host's libvirt, as root; children are transient\n"
+        "                          domains; with Farfork's QEMU outside libvirt, on this host, of the domain's user\n"
         "  --hostfile FILE         hosts, one a line\n"
         "  --place pack|spread     by memory that hosts have, and reserve it: onto few hosts, or where most\n"
         "                          is left; default: in turn\n"
@@ -139,7 +139,7 @@ static int enter_scope(struct fork_options *o, struct ff_error *why)
     return mode == SCOPE_AUTO ? 0 : rc;
 }
 
-static int fork_domain(const struct fork_options *given)
+static int fork_domain(const struct fork_options *given, char **args)
 {
     FF_AUTO_FREE char *id = given->s.id ? xstrdup(given->s.id) : defaults_id(given->domain);
     FF_AUTO_FREE char *name = xprintf("libvirt:%s", given->domain);
@@ -149,11 +149,16 @@ static int fork_domain(const struct fork_options *given)
 
     o.s.id = id;
     o.s.parent_path = name;
-    int rc = hostlist_add(&hosts, DOMAIN_NODE, &why);
+    int rc = *args ? 0 : hostlist_add(&hosts, DOMAIN_NODE, &why);
+    for (char **host = args; !rc && *host; host++)
+        rc = hostlist_add(&hosts, *host, &why);
     if (!rc)
         rc = enter_scope(&o, &why);
     if (!rc)
         rc = domain_books_open(o.domain, o.overlays, o.s.timeout_s, &o.s.books, &why);
+    o.s.unconfined |= !rc && domain_books_of_domains(o.s.books);
+    if (!rc && *args && !domain_books_of_domains(o.s.books))
+        rc = ff_error_set(&why, EINVAL, "domain %s: children of Farfork's QEMU are on this host: leave out HOST", o.domain);
     int code = rc ? print_error(&why) : fork_run(&o, &hosts);
     domain_books_close(o.s.books);
     hostlist_free(&hosts);
@@ -173,7 +178,7 @@ static int fork_guest(const struct fork_options *given, const struct command *cm
     o.scratch = scratch;
     o.overlays = overlays;
     if (o.domain)
-        return fork_domain(&o);
+        return fork_domain(&o, args + 1);
     if (cmd->hostfile)
         rc = hostlist_read_file(&hosts, cmd->hostfile, false, &why);
     for (args += cmd->keep ? 1 : 2; !rc && *args; args++)
@@ -435,7 +440,7 @@ static int parse_and_run(int argc, char **argv)
         }
     int others = cmd.list + !!cmd.wait + !!cmd.kill, args = argc - optind;
     int least = cmd.keep ? 1 : 2;
-    if (others > 1 || (others ? args > 0 || o.domain : o.domain ? args != 1 : args < least))
+    if (others > 1 || (others ? args > 0 || o.domain : o.domain ? args < 1 : args < least))
         return vmclone_usage(stderr);
     if (cmd.list)
         return fork_list(o.s.rundir, o.s.json, cmd.timeout_s ? cmd.timeout_s : o.s.timeout_s);

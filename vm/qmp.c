@@ -403,7 +403,7 @@ struct qmp *qmp_by(qmp_run_fn *run, void *opaque, pid_t pid)
 {
     struct qmp *q = xcalloc(1, sizeof(*q));
 
-    *q = (struct qmp){.fd = -1, .cancel_fd = -1, .run = run, .opaque = opaque, .pid = pid,
+    *q = (struct qmp){.fd = -1, .cancel_fd = -1, .path = xstrdup("monitor"), .run = run, .opaque = opaque, .pid = pid,
                       .uid = geteuid(), .events = json_array()};
     return q;
 }

@@ -50,6 +50,7 @@ struct agent_vm {
     bool is_side;           /* no guest is in it: it serves another child */
     bool never_ran;          /* it has been reaped, and left that file: no guest ran in it */
     enum rundir_left shut_down; /* ... or the one that says that its guest has shut itself down */
+    bool by_term;            /* it ends what it stands for when it gets SIGTERM */
     bool unused;             /* it was started ahead for a fork that has fewer children */
 };
 

@@ -149,6 +149,7 @@ int agent_vms_spawn(struct agent_vms *k, const json_t *o, struct agent_vm **out,
     if (vm) {
         vm->number = (unsigned)number;
         vm->is_side = json_is_true(json_object_get(o, "side"));
+        vm->by_term = json_is_true(json_object_get(o, "term"));
         vm->pid = pid;
         vm->begun_ms = ff_now_ms();
         vm->start = process_start_time(pid);
@@ -304,6 +305,10 @@ char *agent_vm_last_words(const struct agent_vm *vm)
 
 void agent_vm_kill(const struct agent_vm *vm)
 {
+    if (vm->by_term) {
+        kill(vm->pid, SIGTERM);
+        return;
+    }
     kill(-vm->pid, SIGKILL);
     kill(vm->pid, SIGKILL); /* it may not lead its group yet */
 }
@@ -339,6 +344,8 @@ json_t *agent_vms_state(const struct agent_vms *k)
                                            "qmp", c->qmp ? c->qmp : "", "until_go",
                                            c->until_go ? c->until_go : "", "shut_down_file",
                                            c->shut_down_file ? c->shut_down_file : ""));
+        if (c->by_term)
+            json_object_set_new(json_array_get(a, json_array_size(a) - 1), "term", json_true());
     }
     return a;
 }

@@ -14,7 +14,6 @@
 
 #include "autojson.h"
 #include "failpoint.h"
-#include "settle.h"
 
 #define RESUME_LIMIT_MS 60000 /* a libvirtd that is started anew is there after a few seconds */
 #define RESUME_TURN_MS 200
@@ -22,7 +21,6 @@
 #define OWNERS_TURN_MS 1
 #define DROP_MS 2000          /* libvirtd there ends a domain within some tenths of a second */
 #define TERM_LIMIT_MS 10000   /* then libvirt itself sends SIGKILL */
-#define REST_TURNS 20 /* each as long as a command takes */
 #define PENDING "ShdPnd:\t"
 
 static int ask_domain(const struct attach *a, enum libvirt_op op, char **answer, struct ff_error *err)
@@ -32,27 +30,10 @@ static int ask_domain(const struct attach *a, enum libvirt_op op, char **answer,
 
 /* --- the source, before GO --- */
 
-static int find_vcpus(struct attach *a, struct ff_error *err)
-{
-    struct attach_domain *d = a->domain;
-    FF_AUTO_JSON json_t *list = NULL;
-    int rc = qmp_command(a->q, "query-cpus-fast", NULL, &list, err);
-
-    if (rc)
-        return rc;
-    free(d->vcpus);
-    d->n_vcpus = (unsigned)json_array_size(list);
-    d->vcpus = xcalloc(2 * d->n_vcpus + 1, sizeof(*d->vcpus));
-    for (unsigned i = 0; i < 2 * d->n_vcpus; i++)
-        d->vcpus[i].tid =
-            (pid_t)json_integer_value(json_object_get(json_array_get(list, i % d->n_vcpus), "thread-id"));
-    return d->n_vcpus ? 0 : ff_error_set(err, EPROTO, "QEMU: query-cpus-fast: no CPU");
-}
-
 int attach_domain_stop(struct attach *a, struct ff_error *err)
 {
     FF_AUTO_FREE char *disks = NULL;
-    int rc = find_vcpus(a, err);
+    int rc = rested_find(a->q, &a->domain->rested, err);
 
     if (!rc)
         rc = ask_domain(a, LIBVIRT_DISKS, &disks, err);
@@ -73,46 +54,16 @@ static int check_same_domain(struct attach *a, struct ff_error *err)
                               a->o->domain);
 }
 
-/* Its CPUs' threads have come to rest after what the state wanted of them, and the guest is stopped then */
-static int await_rest(struct attach *a, struct ff_error *err)
-{
-    struct attach_domain *d = a->domain;
-    struct parked *was = d->vcpus, *now = was + d->n_vcpus;
-    int rc = parked_look(a->pid, now, d->n_vcpus, err);
-
-    for (int i = 0; i < REST_TURNS && !rc; i++) {
-        memcpy(was, now, d->n_vcpus * sizeof(*was));
-        rc = settle_check_stopped(a->q, err);
-        if (!rc)
-            rc = parked_look(a->pid, now, d->n_vcpus, err);
-        if (!rc && parked_still(was, now, d->n_vcpus, false))
-            return 0;
-    }
-    return rc ? rc : ff_error_set(err, ETIMEDOUT, "domain %s: a CPU of it does not come to rest: move it again", a->o->domain);
-}
-
-static int check_has_rested(struct attach *a, struct ff_error *err)
-{
-    struct attach_domain *d = a->domain;
-    struct parked *was = d->vcpus, *now = was + d->n_vcpus;
-    int rc = parked_look(a->pid, now, d->n_vcpus, err);
-
-    return rc || parked_still(was, now, d->n_vcpus, true)
-               ? rc
-               : ff_error_set(err, EBUSY, "domain %s: somebody resumed it while its state was saved: move it again",
-                              a->o->domain);
-}
-
 int attach_domain_hold(struct attach *a, struct ff_error *err)
 {
-    int rc = await_rest(a, err);
+    int rc = rested_await(a->q, a->pid, &a->domain->rested, err);
 
     if (!rc && ff_failpoint("attach.rest"))
         rc = ff_error_set(err, EIO, "attach: injected");
     if (!rc)
         rc = hold_begin(a->pid, &a->hold, err);
     if (!rc)
-        rc = check_has_rested(a, err);
+        rc = rested_check(a->pid, &a->domain->rested, err);
     return rc ? rc : check_same_domain(a, err);
 }
 

@@ -39,7 +39,7 @@
 
 #include "attach_private.h"
 #include "libvirt.h"
-#include "parked.h"
+#include "rested.h"
 
 #define ATTACH_TURN_MS 5
 
@@ -55,8 +55,7 @@ struct attach_domain {
     bool undefine;   /* source */
     int qemu_fd;     /* a pidfd; -1: not known yet */
     /* source */
-    struct parked *vcpus; /* of each, as it was; then as it is */
-    unsigned n_vcpus;
+    struct rested rested;
     struct attach_owner *owners; /* before either QEMU was ended */
     unsigned n_owners;
     /* destination */
@@ -107,7 +106,9 @@ void attach_owners_free(struct attach_domain *d);
 int attach_restore_begin(struct attach *a, struct ff_error *err);
 /* For ff_dest_on_table(): find these blocks in it */
 int attach_restore_find(void *opaque, const struct ff_region *r, unsigned n, struct ff_error *err);
-/* a->stream, until all is loaded, and its QEMU is held; from then on its end is a failure */
+/* a->stream, until all is loaded, and the domain is paused */
+int attach_restore_load(struct attach *a, struct ff_error *err);
+/* Likewise, and its QEMU is held; from then on its end is a failure */
 int attach_restore_give(struct attach *a, struct ff_error *err);
 void attach_restore_let_go(struct attach *a); /* GO has come */
 /* The guest is to run: until it does */

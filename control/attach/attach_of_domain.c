@@ -62,7 +62,7 @@ void attach_domain_free(struct attach *a)
     ff_close_fd(&d->both);
     ff_close_fd(&d->fifo_fd);
     attach_owners_free(d);
-    free(d->vcpus);
+    rested_free(&d->rested);
     free(d->head);
     free(d->xml);
     free(d->cpu);

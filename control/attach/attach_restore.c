@@ -256,7 +256,7 @@ static void on_restore_break(void *opaque, const char *reason)
         return; /* it is readable already */
 }
 
-static int load_domain(struct attach *a, struct ff_error *err)
+int attach_restore_load(struct attach *a, struct ff_error *err)
 {
     const struct incoming_stream *s = &a->stream;
     struct attach_domain *d = a->domain;
@@ -297,7 +297,7 @@ static int start_hearing(struct attach *a, struct ff_error *err)
 int attach_restore_give(struct attach *a, struct ff_error *err)
 {
     ff_dest_on_break(a->dest, on_restore_break, a);
-    int rc = load_domain(a, err);
+    int rc = attach_restore_load(a, err);
     ff_dest_on_break(a->dest, NULL, NULL);
     if (!rc)
         rc = hold_begin(a->pid, &a->hold, err);

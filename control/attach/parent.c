@@ -24,6 +24,8 @@
 
 static int reach_qemu(struct parent *p, struct ff_error *why)
 {
+    if (p->domain)
+        return parent_reach_domain(p, why);
     int rc = p->q ? 0 : qmp_connect_in_turn(p->path, -1, QMP_LIMIT_MS, NULL, NULL, &p->q, why);
 
     if (rc)
@@ -132,12 +134,14 @@ static int on_parent_command(void *opaque, const char *execute, const json_t *ar
         return 0;
     }
     int rc = reach_qemu(p, why);
-    if (!rc && !strcmp(execute, "x-farfork-look"))
-        return parent_look(p, why);
+    if (!rc && !strcmp(execute, "x-farfork-look")) {
+        rc = parent_look(p, why);
+        return rc || !p->domain ? rc : parent_describe(p, result, why);
+    }
     return rc ? rc : qmp_command(p->q, execute, json_deep_copy(arguments), result, why);
 }
 
-int parent_run(const char *qmp)
+int parent_run(const char *qmp, const char *domain)
 {
     static struct parent p; /* of threads that may be there to the end */
     struct monitor *m = NULL;
@@ -151,6 +155,7 @@ int parent_run(const char *qmp)
     setsid(); /* it serves on when vmclone has ended, by a signal of its terminal too */
     signal(SIGPIPE, SIG_IGN);
     p.path = qmp;
+    p.domain = domain;
     if (client < 0 || monitor_start_on(client, on_parent_command, &p, &m, &why)) {
         fprintf(stderr, "farfork attach: %s\n", *why.text ? why.text : strerror(errno));
         return 3;

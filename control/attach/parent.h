@@ -28,7 +28,8 @@
 #ifndef FF_CONTROL_ATTACH_PARENT_H
 #define FF_CONTROL_ATTACH_PARENT_H
 
-/* @qmp: the QEMU's socket; standard input: the socket at which the client is. The program's exit code */
-int parent_run(const char *qmp);
+/* @qmp: the QEMU's socket; @domain: instead, libvirt's name of it; the other is NULL. Standard input: the socket at which the
+ * client is. The program's exit code */
+int parent_run(const char *qmp, const char *domain);
 
 #endif

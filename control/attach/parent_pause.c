@@ -167,6 +167,27 @@ static int await_hold(void *opaque, struct ff_error *why)
     return freeze_await(p->freeze, HOLD_TURN_MS, why);
 }
 
+/* libvirt's monitor does one command after the other, and says no events */
+static int take_domain(struct parent *p, uint64_t *t, struct ff_error *why)
+{
+    int rc = device_state_save(p->q, false, &p->state, &p->state_len, why);
+
+    p->times.state = parent_lap(t);
+    if (!rc && p->was_running)
+        rc = rested_await(p->q, p->pid, &p->rested, why);
+    if (!rc)
+        rc = freeze_hold(p->freeze, why);
+    if (!rc && p->was_running)
+        rc = rested_check(p->pid, &p->rested, why);
+    if (!rc && ff_failpoint("attach.state"))
+        rc = ff_error_set(why, EIO, "attach: injected");
+    if (!rc)
+        rc = freeze_take(p->freeze, why);
+    freeze_go(p->freeze);
+    p->times.fork = parent_lap(t);
+    return rc;
+}
+
 /* From the moment at which the state is whole nobody's input changes it, or memory, until that is frozen */
 static int take_all(struct parent *p, uint64_t *t, struct ff_error *why)
 {
@@ -191,7 +212,7 @@ static int take_all(struct parent *p, uint64_t *t, struct ff_error *why)
 static int stop_parent(struct parent *p, struct ff_error *why)
 {
     int rc = qmp_command(p->q, "stop", NULL, NULL, why);
-    bool stopped = false, went_on = false;
+    bool stopped = p->domain, went_on = false; /* libvirt passes no events on */
 
     qmp_drain(p->q);
     for (json_t *e; (e = qmp_take_event(p->q)); json_decref(e)) {
@@ -215,7 +236,7 @@ static int freeze_all(struct parent *p, const json_t *actions, uint64_t *t, stru
     if (!rc && actions)
         rc = qmp_command(p->q, "transaction", json_pack("{sO}", "actions", actions), NULL, why);
     p->times.actions = parent_lap(t);
-    return rc ? rc : take_all(p, t, why);
+    return rc ? rc : p->domain ? take_domain(p, t, why) : take_all(p, t, why);
 }
 
 /* As it was before; @rc of the export */
@@ -236,7 +257,9 @@ int parent_pause(struct parent *p, const json_t *actions, struct ff_error *why)
         continue;
     const uint64_t start = ff_now_ns();
     uint64_t t = start;
-    int rc = p->was_running ? stop_parent(p, why) : 0;
+    int rc = p->domain && p->was_running ? rested_find(p->q, &p->rested, why) : 0;
+    if (!rc && p->was_running)
+        rc = stop_parent(p, why);
     if (!rc)
         rc = freeze_all(p, actions, &t, why);
     rc = go_on(p, rc, why);

@@ -15,6 +15,7 @@
 #include "freeze.h"
 #include "outside.h"
 #include "qmp.h"
+#include "rested.h"
 #include "xalloc.h"
 
 struct parent_target {
@@ -40,6 +41,8 @@ struct parent_times { /* ns, of the pause */
 
 struct parent {
     const char *path;     /* of the QEMU's monitor */
+    const char *domain;   /* instead: it is libvirt's */
+    struct rested rested; /* ... whose monitor says no events */
     struct qmp *q;        /* NULL: not connected */
     pid_t pid;
     char *key;            /* of key_text_new(); NULL: none */
@@ -62,6 +65,12 @@ struct parent {
     _Atomic unsigned n_done;
     _Atomic bool exported;
 };
+
+/* --- parent_domain.c --- */
+
+int parent_reach_domain(struct parent *p, struct ff_error *why); /* p->q, by way of libvirt */
+/* What a child has to know that cannot ask its own QEMU */
+int parent_describe(struct parent *p, json_t **out, struct ff_error *why);
 
 /* --- parent_pause.c --- */
 

@@ -421,6 +421,7 @@ int fork_run(const struct fork_options *o, struct hostlist *hosts)
     identity_free(f.identity);
     json_decref(f.freeze);
     json_decref(f.cpu);
+    json_decref(f.domain);
     free(f.stopped);
     free(f.first);
     free(f.group);

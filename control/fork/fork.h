@@ -40,6 +40,7 @@ struct fork {
     struct identity *identity;
     bool exported, checking, taken_back;
     bool source_lost;       /* the process beside the parent has ended, with the memory that it held */
+    json_t *domain;         /* its children are domains of libvirt's: fork_domain.c; NULL: not */
     bool paused;            /* the parent did not run when it was asked; its children do not */
     bool held;              /* a process forked off it may be there, with its disks locked */
     bool stands;            /* until libvirt has made its overlays, and lets it go on */
@@ -65,6 +66,11 @@ int fork_attach(struct fork *f, struct ff_error *why);
 void fork_attach_lost(struct fork *f);
 void fork_attach_watch(struct fork *f);
 void fork_attach_ended(struct fork *f);
+
+/* fork_domain.c: @look: what `x-farfork-look` says. 0: f->domain is set; what an agent is told to start; -ENOTSUP: the domain
+ * has what a child cannot have */
+int fork_domain_begin(struct fork *f, const json_t *look, struct ff_error *why);
+json_t *fork_domain_spawn(const struct fork *f, const struct vm *k, const struct vm_spec *s, struct ff_error *why);
 
 /* Whether children stand still, as a parent did that is no template: one of them knows */
 void fork_ask_paused(struct fork *f);

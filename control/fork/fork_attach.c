@@ -10,7 +10,7 @@
  * Failure      where that process ends while the guest stands still, nobody but this one says `cont`. Where this one ends, that
  *              process goes on by itself, and so does the guest. Where it ends later, what was not served yet is lost: hosts
  *              that hear nothing of others fail (fork_ask_export()).
- * Limits       no events of the parent's come through. Not for a domain of libvirt's.
+ * Limits       no events of the parent's come through.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -30,7 +30,8 @@
 static int start_parents_side(struct fork *f, int *sock, struct ff_error *why)
 {
     FF_AUTO_CLOSE int null = open("/dev/null", O_RDWR | O_CLOEXEC);
-    char *const argv[] = {(char *)f->s.o.agent, "attach", "--parent", "--qmp", (char *)f->s.o.parent_path, NULL};
+    const char *name = f->s.o.books ? f->o->domain : f->s.o.parent_path;
+    char *const argv[] = {(char *)f->s.o.agent, "attach", "--parent", f->s.o.books ? "--domain" : "--qmp", (char *)name, NULL};
     int ends[2];
     pid_t pid;
 
@@ -55,12 +56,14 @@ static int switch_to(struct fork *f, struct ff_error *why)
         rc = qmp_on(sock, f->s.qmp, &beside, why);
     if (rc)
         return ff_error_context(why, "%s attach --parent", f->s.o.agent);
+    qmp_cancel_by(beside, f->s.signals);
     qmp_replace(f->s.qmp, beside);
     f->s.beside = true;
+    FF_AUTO_JSON json_t *look = NULL;
     qmp_limit(f->s.qmp, (int)f->s.o.timeout_s * 1000); /* it waits for its turn at the monitor, as this one has */
-    rc = qmp_command(f->s.qmp, "x-farfork-look", NULL, NULL, why);
+    rc = qmp_command(f->s.qmp, "x-farfork-look", NULL, &look, why);
     qmp_limit(f->s.qmp, COMMAND_LIMIT_MS);
-    return rc;
+    return rc || !f->s.o.books ? rc : fork_domain_begin(f, look, why);
 }
 
 int fork_attach(struct fork *f, struct ff_error *why)
@@ -69,7 +72,7 @@ int fork_attach(struct fork *f, struct ff_error *why)
     int rc = qmp_command(f->s.qmp, "query-commands", NULL, &list, why);
 
     f->s.beside = false;
-    if (rc || f->s.o.books || json_find(list, "name", "x-farfork-export"))
+    if (rc || json_find(list, "name", "x-farfork-export"))
         return rc;
     return switch_to(f, why);
 }
@@ -77,8 +80,8 @@ int fork_attach(struct fork *f, struct ff_error *why)
 /* The QEMU's own monitor */
 static int switch_back(struct fork *f, struct ff_error *why)
 {
-    struct qmp *again;
-    int rc = qmp_connect_in_turn(f->s.o.parent_path, -1, BACK_LIMIT_MS, NULL, NULL, &again, why);
+    struct qmp *again = f->s.o.books ? qmp_by(domain_books_monitor, f->s.o.books, f->s.parent_pid) : NULL;
+    int rc = again ? 0 : qmp_connect_in_turn(f->s.o.parent_path, -1, BACK_LIMIT_MS, NULL, NULL, &again, why);
 
     f->s.beside = false;
     if (rc)

@@ -494,6 +494,13 @@ json_t *fork_disks_files(const struct fork_disks *d, const struct vm_spec *s)
     return disks_child_files(d->plan, &p, s->number);
 }
 
+json_t *fork_disks_map(const struct fork_disks *d, const struct vm_spec *s)
+{
+    const struct clone_place p = place_of(d, s);
+
+    return disks_child_map(d->plan, &p, s->number);
+}
+
 json_t *fork_disks_summary(const struct fork_disks *d)
 {
     return d && d->plan && d->forked ? disks_summary(d->plan) : json_array();

@@ -78,6 +78,7 @@ json_t *fork_disks_before(const struct fork_disks *d, const struct vm_spec *s);
 json_t *fork_disks_seeds(const struct fork_disks *d, const struct vm_spec *s, const char *program,
                          const struct nocloud *n);
 void fork_disks_try_seeds(struct fork_disks *d, const struct nocloud *n, struct strv *notes);
+json_t *fork_disks_map(const struct fork_disks *d, const struct vm_spec *s); /* as disks_child_map() */
 json_t *fork_disks_files(const struct fork_disks *d, const struct vm_spec *s);
 
 /* fork_commit.c: @overlay is one of disks_overlays(). -EBUSY: others than the @parent have what is

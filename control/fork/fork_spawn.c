@@ -46,6 +46,8 @@ int fork_argv_on(struct fork *f, const struct host *h, struct strv *out, struct 
 {
     struct vm_spec s = spec_of(f, 1, h, "/run", "/run/agent");
 
+    if (f->domain)
+        return ff_error_set(why, ENOTSUP, "libvirt starts its children");
     return child_argv(f, &s, out, why);
 }
 
@@ -53,6 +55,12 @@ int fork_argv_on(struct fork *f, const struct host *h, struct strv *out, struct 
 int fork_check_argv(struct fork *f, struct ff_error *why)
 {
     struct strv out = {0};
+    const struct vm_spec s = spec_of(f, 1, &f->s.hosts[0], "/run", "/run/agent");
+
+    if (f->domain) {
+        FF_AUTO_JSON json_t *first = fork_domain_spawn(f, &f->s.vms[0], &s, why);
+        return first ? 0 : -why->code;
+    }
     int rc = fork_argv_on(f, &f->s.hosts[0], &out, why);
 
     strv_free(&out);
@@ -126,6 +134,9 @@ static json_t *spawn_of(struct fork *f, const struct vm *k, struct ff_error *why
 {
     const struct host *h = &f->s.hosts[k->host];
     struct vm_spec s = spec_of(f, k->number, h, h->rundir, h->socket);
+
+    if (f->domain)
+        return fork_domain_spawn(f, k, &s, why);
     FF_AUTO_FREE char *qmp = xprintf("%s/%u.qmp", h->rundir, k->number);
     FF_AUTO_FREE char *log = xprintf("%s/%u.log", h->rundir, k->number);
     struct strv argv = {0};
@@ -167,7 +178,7 @@ static void spawn_child(struct fork *f, struct vm *k)
         vm_fail(k, "%s", why.text);
         return;
     }
-    k->qmp = xstrdup(text_of(o, "qmp"));
+    k->qmp = f->domain ? xprintf("libvirt:%s-%s-%u", f->o->domain, f->s.o.id, k->number) : xstrdup(text_of(o, "qmp"));
     k->log = xstrdup(text_of(o, "log"));
     k->asked = f->o->hold ? json_incref(o) : NULL;
     host_send(&f->s.hosts[k->host], json_pack("{so}", "spawn", o));

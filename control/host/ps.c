@@ -270,7 +270,7 @@ static void visit_rundir(void *opaque, const char *dir, json_t *s)
         } else if (alive(k, "pid") && (!f->kill || is_of_fork(f, dir, s, k, "pid"))) {
             children++;
             if (f->kill)
-                end_process(k, "pid", SIGKILL);
+                end_process(k, "pid", json_is_true(json_object_get(k, "term")) ? SIGTERM : SIGKILL);
         }
     agent = agent && !(f->kill && !is_of_fork(f, dir, s, s, "agent"));
     /* an attached agent goes when its vmclone lets it; --kill does not wait for that. It ends its children, which it

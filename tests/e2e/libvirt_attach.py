@@ -15,9 +15,11 @@ import sys
 import threading
 
 import common
+import forked
+import report
 from common import Failed, check_ledger, say, wait_for
 from libvirt_hosts import LIBVIRT_UID, Host, HostError, connect
-from libvirt_move import MEM_MIB, NAME, Domain, domain_xml, needs
+from libvirt_move import CONSOLE, MEM_MIB, NAME, Domain, domain_xml, needs
 
 FOLDER = '/var/lib/libvirt/qemu'
 LAUNCH = """import json, socket, sys
@@ -213,6 +215,9 @@ def persistent(t):
         two.check_owner()
         two.a.virsh('suspend', NAME)
         two.check_there(two.end(two.start(), 0), there='paused (migrating)', runs=False)
+        two.turn()
+        with t.case('children are domains'):
+            forked_domain(two)
 
 
 def refused(t, two):
@@ -348,13 +353,64 @@ def back_and_again(t):
             link_breaks(two)
 
 
+def child_of(host, row):
+    """A child, a domain of that host's libvirt."""
+    name = row['qmp'].partition(':')[2]
+    fake = type('Parent', (), {'console': os.path.basename(f'{CONSOLE}-{name}')})
+    kid = forked.Child({**row, 'qmp': host.path(CONSOLE)}, fake)
+    kid.console, kid.name = host.path(f'{CONSOLE}-{name}'), name
+    return kid
+
+
+def vmclone(two, *argv, code=0):
+    p = subprocess.run(two.a.inside(os.path.join(two.t.work, 'shared', 'bin', 'vmclone'), '--json', *argv),
+                       stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                       timeout=90, check=False)
+    if p.returncode != code:
+        raise Failed(f'vmclone ended with {p.returncode}, want {code}: {p.stdout}{p.stderr}')
+    return json.loads(p.stdout) if p.stdout.startswith('{') else p.stdout
+
+
+def domains(host):
+    return set(host.virsh('list', '--name').split())
+
+
+def forked_domain(two):
+    """Children are domains of libvirt's here and there, and end as domains; the parent goes on, and so does its disk."""
+    before = report.snapshot(two.src.log().lines)
+    said = vmclone(two, '--id', 'f1', '--timeout', '40', '--launcher', two.launcher.template,
+                   '--domain', NAME, '3', 'localhost', two.b.name)
+    names = [row['qmp'].partition(':')[2] for row in said['children']]
+    say(f'      {said["freeze"]["pause-ns"] / 1e6:.1f} ms of pause, {said["phases_ms"]["complete"]:.0f} ms in all')
+    homes = (two.a, two.b, two.a)
+    if domains(two.a) != {NAME, names[0], names[2]} or domains(two.b) != {names[1]}:
+        raise Failed(f'{domains(two.a)} and {domains(two.b)}: {names}')
+    for host, row in zip(homes[:2], said['children']):
+        child_of(host, row).check(before)
+    disks = [h.virsh('domblklist', n).split()[-1] for h, n in zip((two.a, *homes), (NAME, *names))]
+    ids = {h.virsh('domuuid', n).strip() for h, n in zip((two.a, *homes), (NAME, *names))}
+    states = {h.virsh('domstate', n).strip() for h, n in zip(homes, names)}
+    if len(ids) != 4 or len(set(disks)) != 4 or two.image in disks or states != {'running'}:
+        raise Failed(f'{ids} {disks} {states}')
+    two.a.virsh('destroy', names[0])
+    wait_for('its agent knows that it has ended', 10,
+             lambda: 'ended' in [c['state'] for f in json.loads(vmclone(two, '--list')) for c in f['children']])
+    vmclone(two, '--kill', 'f1')
+    wait_for('no child', 20, lambda: domains(two.a) == {NAME} and not domains(two.b))
+    two.a.virsh('suspend', NAME)
+    two.a.virsh('resume', NAME)
+    check_ledger(two.src, sweeps=1)
+    wait_for('no process beside them', 20, lambda: not two.side(two.a) and not two.side(two.b))
+
+
 def run(t):
     common.allow_userfaultfd(t)
     shared = os.path.join(t.work, 'shared')
     os.makedirs(shared + '/bin')
     os.chmod(t.work, 0o755)             # QEMU runs as libvirt-qemu
     shutil.copy(common.MICRO_ELF, os.path.join(shared, 'micro.elf'))
-    shutil.copy(common.FARFORK, os.path.join(shared, 'bin'))
+    for path in (common.FARFORK, forked.VMCLONE):
+        shutil.copy(path, os.path.join(shared, 'bin'))
     try:
         with t.case('persistent, to and fro, and paused'):
             persistent(t)

@@ -84,6 +84,8 @@ struct clone_place {
 /* On the child's host: make its overlays; and the files to remove at its end */
 json_t *disks_child_steps(const struct disks *d, const struct clone_place *p,
                                 unsigned number);
+/* [{"frozen", "overlay"}]: what becomes of each image that is frozen */
+json_t *disks_child_map(const struct disks *d, const struct clone_place *p, unsigned number);
 json_t *disks_child_files(const struct disks *d, const struct clone_place *p,
                                 unsigned number);
 /* Whether NoCloud data of a read-only disk can be @n's; where they cannot, or an address in them stays

@@ -46,6 +46,17 @@ json_t *disks_child_files(const struct disks *d, const struct clone_place *p, un
     return files;
 }
 
+json_t *disks_child_map(const struct disks *d, const struct clone_place *p, unsigned number)
+{
+    json_t *list = json_array();
+
+    each_own(d, k) {
+        FF_AUTO_FREE char *file = disk_overlay(d, k, p, number);
+        json_array_append_new(list, json_pack("{ss ss}", "frozen", k->frozen, "overlay", file));
+    }
+    return list;
+}
+
 json_t *disks_child_steps(const struct disks *d, const struct clone_place *p, unsigned number)
 {
     json_t *steps = json_array();
