@@ -91,16 +91,18 @@ int attach_new_source(struct attach *a, struct ff_error *err)
         rc = add_block(a, i, err);
     return rc;
 }
-/* That a page of private huge memory is there cannot be told from an empty pool */
-static int check_huge(const struct attach *a, const struct outside_block *b, struct ff_error *err)
+/* That a page of private huge memory is there cannot be told from an empty pool. A guest that is to return gets a second
+ * QEMU where it came from */
+static int check_memory(const struct attach *a, const struct outside_block *b, struct ff_error *err)
 {
     struct outside_memory m = {.fd = -1};
-    int rc = b->psize > 4096 ? outside_open(a->pid, b, false, &m, err) : 0;
+    bool visits = ff_address_visit(a->address);
+    int rc = b->psize > 4096 || visits ? outside_open(a->pid, b, false, &m, err) : 0;
 
     ff_close_fd(&m.fd);
-    if (!rc && b->psize > 4096 && ff_address_visit(a->address))
-        return ff_error_set(err, ENOTSUP, "QEMU: block %s: huge pages of hugetlbfs: a guest that has them does not visit by "
-                            "attaching", b->name);
+    if (!rc && visits && (b->psize > 4096 || m.kind == OUTSIDE_FILE))
+        return ff_error_set(err, ENOTSUP, "QEMU: block %s: %s: a guest that has that does not visit by attaching", b->name,
+                            b->psize > 4096 ? "huge pages of hugetlbfs" : "memory of a named file");
     if (rc || b->psize == 4096 || m.is_shared)
         return rc;
     return ff_error_set(err, ENOTSUP,
@@ -115,7 +117,7 @@ int attach_add_dest_region(struct attach *a, const struct outside_block *b, stru
                           .psize = b->psize,
                           .fd = -1,
                           .zero_fill = true};
-    int rc = check_huge(a, b, err);
+    int rc = check_memory(a, b, err);
 
     return rc ? rc : ff_dest_add_region(a->dest, &r, err);
 }

@@ -211,6 +211,7 @@ void attach_tell_returned(struct attach *a); /* to who has moved it before */
 bool attach_has_returned(struct attach *a);
 /* Commands, under lock */
 int attach_visit_command(struct attach *a, json_t **result, struct ff_error *why);
+int attach_let_go_command(struct attach *a, struct ff_error *why);
 int attach_returned_command(struct attach *a, const json_t *arguments, struct ff_error *why);
 
 /* --- attach_lease.c: the destination, with fallback=go --- */

@@ -22,7 +22,9 @@
  *              2. What was written there since it came is DIRTY, as far as anybody can tell: it landed write-protected
  *                 (ff_dest_elsewhere()), and B's userfaultfd stays until that QEMU ends.
  *              3. Until C's GO the guest is there, and B serves it from A as before; B knows nothing of C.
- * Limits       Memory is here twice until D has everything. Not huge pages of hugetlbfs: a pass cannot discard them.
+ *              Before the QEMU made anew starts, the old one closes what both of a command line cannot have: its sockets, and its
+ *              ends of network devices (x-farfork-let-go).
+ * Limits       Not memory of a named file: the new QEMU would have the same one. Memory is here twice until D has everything. Not huge pages of hugetlbfs: a pass cannot discard them.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -88,6 +90,17 @@ int attach_returned_command(struct attach *a, const json_t *arguments, struct ff
     return 0;
 }
 
+/* A QEMU of the same command line is about to start here. The one that is held never runs again */
+int attach_let_go_command(struct attach *a, struct ff_error *why)
+{
+    FF_AUTO_JSON json_t *ignored = NULL;
+    int rc = attach_visit_command(a, &ignored, why);
+
+    if (!rc && !a->hold)
+        rc = ff_error_set(why, EINVAL, "no QEMU is held");
+    return rc ? rc : hold_let_go_of_names(a->hold, why);
+}
+
 bool attach_has_returned(struct attach *a)
 {
     pthread_mutex_lock(&a->lock);
@@ -132,6 +145,8 @@ static int open_block(struct attach_earlier *e, unsigned i, const struct outside
     e->blocks[i] = *mine;
     e->blocks[i].hva = (uint64_t)json_integer_value(json_object_get(is, "hva"));
     int rc = outside_open(e->pid, &e->blocks[i], false, &e->file[i], err);
+    if (!rc && e->file[i].kind == OUTSIDE_FILE)
+        return ff_error_set(err, ENOTSUP, "block %s: memory of a named file: the QEMU made anew would have it, too", mine->name);
     if (!rc && e->file[i].is_shared && e->file[i].fd < 0)
         rc = ff_error_set(err, EACCES, "block %s: its file cannot be opened", mine->name);
     return rc;

@@ -197,6 +197,8 @@ static int own_command(struct attach *a, const char *execute, const json_t *argu
         return lost_command(a, arguments, why);
     if (!strcmp(execute, "x-farfork-visit"))
         return attach_visit_command(a, result, why);
+    if (a->is_source && !strcmp(execute, "x-farfork-let-go"))
+        return attach_let_go_command(a, why);
     if (!strcmp(execute, "x-farfork-returned"))
         return attach_returned_command(a, arguments, why);
     if (!strcmp(execute, "object-add"))

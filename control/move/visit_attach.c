@@ -99,6 +99,8 @@ static int new_home(struct move *m, struct ff_error *why)
     h->started = true;
     if (!rc)
         rc = session_plan(&h->s, why);
+    if (!rc) /* what two QEMUs of one command line cannot have */
+        rc = qmp_command(m->s.qmp, "x-farfork-let-go", NULL, NULL, why);
     return rc ? rc : move_start(h, why);
 }
 

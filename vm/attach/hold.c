@@ -12,17 +12,22 @@
  *                 thread ends, and the kernel tells.
  * Sources      ptrace(2)
  */
+#include <dirent.h>
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ptrace.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include "cleanup.h"
 #include "hold.h"
+#include "inject.h"
 #include "stopped.h"
 #include "thread.h"
 
@@ -34,6 +39,7 @@ struct hold {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     bool tried, armed, over, binds, bound; /* under @lock */
+    bool closes, gone;                     /* likewise: names, once; the thread has */
     int signal; /* at the end; likewise */
     int rc;
     struct ff_error why;
@@ -54,6 +60,52 @@ static int bind_all(struct hold *h)
     for (unsigned i = 0; i < h->s.n && rc; i++) /* all of them, or none */
         ptrace(PTRACE_SETOPTIONS, h->s.threads[i].tid, NULL, NULL);
     return rc;
+}
+
+/* --- what another process is to have --- */
+
+static bool is_name(const char *to)
+{
+    static const char *const names[] = {"socket:[", "/dev/net/tun", "/dev/tap", "/dev/vhost-"};
+
+    for (size_t i = 0; i < FF_ARRAY_LEN(names); i++)
+        if (!strncmp(to, names[i], strlen(names[i])))
+            return true;
+    return false;
+}
+
+static int close_there(struct inject *in, void *opaque, struct ff_error *err)
+{
+    const struct hold *h = opaque;
+    char path[64], to[256];
+    struct dirent *e;
+    int rc = 0;
+
+    snprintf(path, sizeof(path), "/proc/%d/fd", (int)h->pid);
+    DIR *d = opendir(path);
+    if (!d)
+        return ff_error_set(err, errno, "%s: %s", path, strerror(errno));
+    while (!rc && (e = readdir(d))) {
+        ssize_t len = readlinkat(dirfd(d), e->d_name, to, sizeof(to) - 1);
+        const uint64_t args[INJECT_ARGS] = {strtoul(e->d_name, NULL, 10)};
+        int64_t got;
+
+        to[FF_MAX(len, 0)] = '\0';
+        if (is_name(to))
+            rc = inject_call(in, SYS_close, args, &got, err);
+    }
+    closedir(d);
+    return rc;
+}
+
+static int close_names(struct hold *h)
+{
+    const struct inject_how how = {.options = PTRACE_O_EXITKILL};
+    struct stopped_thread *main_thread = stopped_find(&h->s, h->pid);
+
+    return main_thread && main_thread->is_stopped
+               ? inject_stopped(h->pid, &how, &main_thread->signal, close_there, h, &h->why)
+               : ff_error_set(&h->why, ESRCH, "process %d has ended", (int)h->pid);
 }
 
 static bool any_has_ended(void)
@@ -81,11 +133,16 @@ static void *hold_main(void *opaque)
             h->bound = true;
             pthread_cond_broadcast(&h->changed);
         }
+        if (h->closes) {
+            h->rc = close_names(h);
+            h->closes = false;
+            pthread_cond_broadcast(&h->changed);
+        }
         ff_cond_wait_until(&h->changed, &h->lock, ff_now_ns() + END_LOOK_NS);
     }
     if (ended && !h->bound)
         h->rc = ff_error_set(&h->why, ESRCH, "process %d has ended", (int)h->pid);
-    h->bound = true;
+    h->bound = h->gone = true;
     pthread_cond_broadcast(&h->changed);
     int signal = h->signal;
     pthread_mutex_unlock(&h->lock);
@@ -183,6 +240,20 @@ int hold_bind(struct hold *h, struct ff_error *err)
         pthread_cond_wait(&h->changed, &h->lock);
     int rc = h->rc;
     if (rc && err)
+        *err = h->why;
+    pthread_mutex_unlock(&h->lock);
+    return rc;
+}
+
+int hold_let_go_of_names(struct hold *h, struct ff_error *err)
+{
+    pthread_mutex_lock(&h->lock);
+    h->closes = true;
+    pthread_cond_broadcast(&h->changed);
+    while (h->closes && !h->gone)
+        pthread_cond_wait(&h->changed, &h->lock);
+    int rc = h->closes ? ff_error_set(err, ESRCH, "process %d has ended", (int)h->pid) : h->rc;
+    if (rc && !h->closes && err)
         *err = h->why;
     pthread_mutex_unlock(&h->lock);
     return rc;

@@ -37,6 +37,15 @@ int hold_await(struct hold *h, int limit_ms, struct ff_error *err);
  * its guest again. Return: 0; -ESRCH: it has ended; else -errno, and it does not stand so */
 int hold_bind(struct hold *h, struct ff_error *err);
 
+/**
+ * hold_let_go_of_names() - it closes what another process of its command line needs: sockets, and its ends of network devices
+ *
+ * After hold_bind(): it never runs again. Its memory and the files of that stay.
+ *
+ * Return: 0; -ESRCH: it has ended; else as inject_stopped()
+ */
+int hold_let_go_of_names(struct hold *h, struct ff_error *err);
+
 /* It goes on, with @signal: 0; SIGSTOP: it stands still until SIGCONT; SIGKILL: it is ended. Nothing is sent to one that
  * has ended */
 void hold_end(struct hold *h, int signal);

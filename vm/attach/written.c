@@ -310,13 +310,7 @@ int written_read(const struct written *w, unsigned i, uint64_t *bits, uint64_t *
         if (!rc && w->file)
             rc = clear_holes(b, &w->file[i], bits, err);
     } else {
-        struct pm_scan_arg there = written_there(0);
-
-        if (w->file) { /* the page of zeros, where one was touched that is zeros */
-            there.category_mask |= PAGE_IS_PFNZERO;
-            there.category_inverted |= PAGE_IS_PFNZERO;
-        }
-        rc = scan_block(w, b, there, set_bits, bits, err);
+        rc = scan_block(w, b, written_there(0), set_bits, bits, err);
     }
     *pages = 0;
     for (uint64_t k = 0; k < words; k++)

@@ -51,8 +51,8 @@ int written_read(const struct written *w, unsigned i, uint64_t *bits, uint64_t *
 /**
  * written_look() - likewise of memory that is watched already, by a userfaultfd that logs writes (watch_begin())
  *
- * written_read() says then what was written since it was watched, of what has been installed there. What is
- * missing still was not; nor what reads as zeros, since it was discarded there.
+ * written_read() says then what was written since it was watched. What lies there and did not land write-protected, as a
+ * page of zeros, counts as written: it may have been discarded before. What is missing still was not.
  *
  * Cost:   nothing is called in that process
  * Return: 0; -ENOTSUP: this kernel cannot; else as outside_open(), open(2)

@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 
 #include "hold.h"
 #include "outside.h"
@@ -352,9 +353,40 @@ static void test_what_it_could_not_write(void **state)
     close(file);
 }
 
+/* One end of a pair of sockets, and a file: what its other end says */
+static void test_names(void **state)
+{
+    struct hold *h;
+    char x, path[64];
+    int pair[2], kept = memfd_create("kept", 0);
+
+    (void)state;
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+    pid_t pid = start(many);
+    close(pair[1]);
+    wait_counts();
+    if (hold_begin(pid, &h, &err) || hold_bind(h, &err))
+        fail_msg("hold: %s", err.text);
+    assert_int_equal(recv(pair[0], &x, 1, MSG_DONTWAIT), -1);
+    for (int i = 0; i < 2; i++) { /* again: there is nothing left to do */
+        if (hold_let_go_of_names(h, &err))
+            fail_msg("names: %s", err.text);
+        assert_int_equal(recv(pair[0], &x, 1, MSG_DONTWAIT), 0); /* closed */
+    }
+    snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)pid, kept);
+    assert_int_equal(access(path, F_OK), 0);
+    kill(pid, SIGKILL);
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    assert_int_equal(hold_let_go_of_names(h, &err), -ESRCH);
+    hold_end(h, 0);
+    close(pair[0]);
+    close(kept);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_names),
         cmocka_unit_test(test_stands_still_and_goes_on), cmocka_unit_test(test_stays_stopped),
         cmocka_unit_test(test_is_killed),
         cmocka_unit_test(test_does_not_outlive_its_holder), cmocka_unit_test(test_outlives_who_holds_it_only),
