@@ -154,6 +154,7 @@ static int install_found(struct ff_pager *p, struct transfer *t, uint64_t i, uin
 int ff_prefill_install_buffer(struct ff_pager *p, struct transfer *t)
 {
     uint32_t psize = t->r->range.psize;
+    bool any_others = false;
     int rc;
 
     if (!ff_prefill_link(p)->finds_zeros || !t->pulled) /* a WRITE tells of none */
@@ -169,7 +170,8 @@ int ff_prefill_install_buffer(struct ff_pager *p, struct transfer *t)
         if (!run) {
             if (!is_zero(t, i))
                 atomic_fetch_add(&p->count.bytes_duplicated, psize);
-            ff_pager_give_back(t->r, t->first + i++, 1); /* read anew into the pool's page */
+            any_others = true;
+            i++;
             continue;
         }
         rc = install_found(p, t, i, run);
@@ -177,6 +179,8 @@ int ff_prefill_install_buffer(struct ff_pager *p, struct transfer *t)
             return rc;
         i += run;
     }
+    if (any_others) /* read anew into the pool's pages; together, as each call interrupts the guest's CPUs */
+        ff_pager_give_back(t->r, t->first, t->n);
     return 0;
 }
 
