@@ -29,6 +29,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -53,6 +54,7 @@
 #define TICK_READY_MS 10       /* while children come that are started ahead */
 #define END_LIMIT_MS 5000
 #define LOST_LIMIT_MS 5000
+#define MMAP_FROM_BYTES (64 << 10) /* of malloc(): a device state, for instance, goes back when it is freed */
 
 /* From other threads to the main one */
 struct message {
@@ -510,6 +512,9 @@ int agent_run(struct agent *a)
     struct stat st;
     sigset_t set;
 
+    /* what a thread has freed is for all of them: with a thread beside each of many children that is most of an agent's memory */
+    mallopt(M_ARENA_MAX, 1);
+    mallopt(M_MMAP_THRESHOLD, MMAP_FROM_BYTES);
     int rc = agent_begin_scope(a, &why); /* before it is confined, and before there is anything in it */
     if (!rc)
         rc = agent_watcher_begin(a, &why);
