@@ -10,6 +10,7 @@
 
 #include "attach_domain.h"
 #include "autojson.h"
+#include "discards.h"
 #include "farfork-return.h"
 #include "thread.h"
 
@@ -170,6 +171,14 @@ static int check_visit(const struct attach *a, struct ff_error *err)
     return written_possible(err);
 }
 
+static int check_discards(struct attach *a, struct ff_error *err)
+{
+    pthread_mutex_lock(&a->qmp_lock);
+    int rc = ff_address_visit(a->address) ? discards_check(a->q, err) : 0;
+    pthread_mutex_unlock(&a->qmp_lock);
+    return rc;
+}
+
 int attach_load(struct attach *a, struct ff_error *err)
 {
     char config[ATTACH_CONFIG_MAX];
@@ -177,6 +186,8 @@ int attach_load(struct attach *a, struct ff_error *err)
 
     if (!rc)
         rc = a->domain ? attach_restore_begin(a, err) : look_at_dest(a, err);
+    if (!rc)
+        rc = check_discards(a, err);
     if (!rc)
         rc = attach_earlier_open(a, err);
     attach_config(a, config);

@@ -185,6 +185,16 @@ def visits(t, accel, memory):
         log.check(guest, sweeps=1)
 
 
+def gives_back(t, accel):
+    """A guest that may take what it gave back for zeros would have old contents at home: refused before it stops."""
+    balloon = ('-device', 'virtio-balloon-pci,id=balloon0,free-page-reporting=on')
+    with Parent(t, accel, 'anon', mem_mib=MIB, load=SOME, devices=balloon) as a:
+        a.start_load()
+        with Visit(t, a, *until(t, 'never')[0]) as v:
+            v.end(1, 'here', 'free-page-reporting')
+        reports(a)
+
+
 def does_not_come(t, accel):
     """Each try fails before GO: it works on there, and is left there in the end."""
     log = Ledger(t)
@@ -211,7 +221,8 @@ def run(t):
             ('returns that fail', lambda: fails_first(t, accel)),
             ('farfork visit', lambda: visits(t, accel, 'memfd')),
             ('farfork visit, and no way home', lambda: does_not_come(t, accel)),
-            ('other memory', lambda: another(t, accel))):
+            ('other memory', lambda: another(t, accel)),
+            ('what it gives back', lambda: gives_back(t, accel))):
         with t.case(name):
             case()
 

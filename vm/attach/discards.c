@@ -19,8 +19,8 @@ static int check_balloon(struct qmp *q, const char *path, struct ff_error *err)
 
     if (rc || json_is_false(on))
         return rc;
-    return ff_error_set(err, ENOTSUP, "device %s has " REPORTS "=on: of a child's memory what is given back would be the "
-                        "parent's again: start the parent without it, or fork it by Farfork's QEMU", path);
+    return ff_error_set(err, ENOTSUP, "device %s has " REPORTS "=on: memory that the guest gives back would have its old contents again, "
+                        "in a child or after a visit: start the guest without it, or with Farfork's QEMU", path);
 }
 
 static int check_folder(struct qmp *q, const char *folder, struct ff_error *err)
