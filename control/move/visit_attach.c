@@ -194,14 +194,14 @@ static bool is_status(const json_t *info, const char *a, const char *b)
     return !strcmp(status, a) || !strcmp(status, b);
 }
 
-static uint64_t number_of(const json_t *info, const char *key)
+static uint64_t number_in(const json_t *info, const char *key)
 {
     json_int_t n = json_integer_value(json_object_get(json_object_get(info, "x-rdma-postcopy"), key));
 
     return n > 0 ? (uint64_t)n : 0;
 }
 
-static void over(struct move *m, enum move_outcome o, const char *text)
+static void over_as(struct move *m, enum move_outcome o, const char *text)
 {
     move_end_with(m, o, "%s", text);
     m->visit->over = true;
@@ -245,7 +245,7 @@ static void on_home(struct move *m, const json_t *here)
     const json_t *down = json_object_get(here, "downtime");
 
     v->home_ms = ff_now_exact_ms();
-    v->back_bytes = FF_MAX(v->back_bytes, number_of(here, "prefill-bytes") + number_of(here, "fault-bytes"));
+    v->back_bytes = FF_MAX(v->back_bytes, number_in(here, "prefill-bytes") + number_in(here, "fault-bytes"));
     if (down)
         v->downtime_ms = (double)json_integer_value(down);
     reap_old(m);
@@ -253,7 +253,7 @@ static void on_home(struct move *m, const json_t *here)
     let_go_of_home(m, true);
     m->end_there = true;
     FF_AUTO_FREE char *text = v->failed ? xprintf("it is home again, and could not work there: %s", v->failure) : NULL;
-    over(m, MOVE_HOME, text ? text : "");
+    over_as(m, MOVE_HOME, text ? text : "");
 }
 
 /* 0: decided, or it goes on; -EIO: the guest stays there, and @why says the reason */
@@ -271,14 +271,14 @@ static int look_before(struct move *m, const json_t *here, const json_t *there, 
 }
 
 /* Nothing has happened for long, or the user has had enough. true: it is left so */
-static bool leave(struct move *m, const char *because)
+static bool leave_home(struct move *m, const char *because)
 {
     const struct visit *v = m->visit;
     FF_AUTO_FREE char *text =
         xprintf("%s: the guest %s; the processes beside both QEMUs go on: see %s here", because,
                 v->runs_here ? "is here, and what it wrote there follows" : "is on its way home", move_side(v->home)->log);
 
-    over(m, v->runs_here ? MOVE_FOLLOWS : MOVE_UNCLEAR, text);
+    over_as(m, v->runs_here ? MOVE_FOLLOWS : MOVE_UNCLEAR, text);
     return true;
 }
 
@@ -303,13 +303,13 @@ static int follow_home(struct move *m, struct ff_error *why)
             v->here_ms = ff_now_exact_ms();
             visit_say(m, "it runs here again, what it wrote follows");
         }
-        v->back_bytes = FF_MAX(v->back_bytes, v->runs_here ? number_of(here, "prefill-bytes") + number_of(here, "fault-bytes") : 0);
+        v->back_bytes = FF_MAX(v->back_bytes, v->runs_here ? number_in(here, "prefill-bytes") + number_in(here, "fault-bytes") : 0);
         if (is_status(here, "completed", "completed"))
             on_home(m, here);
         else if (!v->runs_here)
             rc = look_before(m, here, there, why);
         snprintf(now, sizeof(now), "%.20s %.20s %llu", text_of(here, "status"), text_of(there, "status"),
-                 (unsigned long long)number_of(here, "present-bytes"));
+                 (unsigned long long)number_in(here, "present-bytes"));
         if (strcmp(was, now))
             changed_ms = ff_now_ms();
         memcpy(was, now, sizeof(was));
@@ -317,13 +317,13 @@ static int follow_home(struct move *m, struct ff_error *why)
             m->s.interrupted = false;
             v->signalled = true;
             if (said)
-                leave(m, "left");
+                leave_home(m, "left");
             else
                 visit_say(m, "it is on its way home; interrupt again to leave that to the processes beside both QEMUs");
             said = true;
         }
         if (!rc && !v->over && ff_now_ms() > changed_ms + (uint64_t)move_limit_ms(m))
-            leave(m, "nothing happens");
+            leave_home(m, "nothing happens");
     }
     return rc;
 }

@@ -74,7 +74,7 @@ static bool is_name(const char *to)
     return false;
 }
 
-static int close_there(struct inject *in, void *opaque, struct ff_error *err)
+static int close_names_there(struct inject *in, void *opaque, struct ff_error *err)
 {
     const struct hold *h = opaque;
     char path[64], to[256];
@@ -104,7 +104,7 @@ static int close_names(struct hold *h)
     struct stopped_thread *main_thread = stopped_find(&h->s, h->pid);
 
     return main_thread && main_thread->is_stopped
-               ? inject_stopped(h->pid, &how, &main_thread->signal, close_there, h, &h->why)
+               ? inject_stopped(h->pid, &how, &main_thread->signal, close_names_there, h, &h->why)
                : ff_error_set(&h->why, ESRCH, "process %d has ended", (int)h->pid);
 }
 

@@ -9,6 +9,9 @@
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <linux/userfaultfd.h>
+#include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -16,6 +19,7 @@
 
 #include "bitmap.h"
 #include "pagemap.h"
+#include "watch.h"
 #include "written.h"
 
 #define PAGES 4096u /* 16 MiB */
@@ -402,9 +406,67 @@ static void test_old_kernel(void **state)
     assert_int_equal(status, 0);
 }
 
+/* --- memory that a watch logs --- */
+
+static void land(const struct watch *watch, unsigned page, bool zeros)
+{
+    static uint8_t bytes[PAGE] = {9};
+    struct uffdio_copy c = {.dst = block.hva + page * PAGE, .src = (uintptr_t)bytes, .len = PAGE, .mode = UFFDIO_COPY_MODE_WP};
+    struct uffdio_zeropage z = {.range = {block.hva + page * PAGE, PAGE}};
+
+    assert_int_equal(zeros ? ioctl(watch->fd, UFFDIO_ZEROPAGE, &z) : ioctl(watch->fd, UFFDIO_COPY, &c), 0);
+}
+
+/* What lands protected and is read is as it came; of zeros nobody knows */
+static void look(void *at)
+{
+    struct watch watch;
+
+    if (!is_possible())
+        skip();
+    start_owner(at, PAGE);
+    int rc = watch_begin(&watch, owner, 0, -1, &block, 1, true, &err);
+    if (rc == -EPERM) { /* an ordinary user's */
+        watch_leave(&watch);
+        kill(owner, SIGKILL);
+        end_owner();
+        skip();
+    }
+    assert_int_equal(rc, 0);
+    for (unsigned i = 0; i < 8; i++)
+        land(&watch, i, i == 7);
+    if (written_look(&w, owner, &block, 1, &err))
+        fail_msg("look: %s", err.text);
+    check_written((uint32_t[]){7, UINT32_MAX});
+    tell(STORE, 2);
+    tell(READ_CALL, 4);
+    tell(LOOK, 3);
+    write_from_outside(5);
+    check_written((uint32_t[]){2, 4, 5, 7, UINT32_MAX});
+    tell(STORE, 2);
+    check_written((uint32_t[]){2, 4, 5, 7, UINT32_MAX});
+    written_end(&w);
+    watch_leave(&watch);
+    end_owner();
+}
+
+static void test_look_private(void **state)
+{
+    (void)state;
+    look(private_memory());
+}
+
+static void test_look_memfd(void **state)
+{
+    (void)state;
+    look(shared_memory(memfd_create("looked", 0)));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_look_private),
+        cmocka_unit_test(test_look_memfd),
         cmocka_unit_test(test_private),
         cmocka_unit_test(test_private_stays_empty),
         cmocka_unit_test(test_memfd),
