@@ -70,16 +70,19 @@ static const char *op_name(enum libvirt_op op)
     return names[op];
 }
 
+/* Its error is there until the next call, of whatever function */
 static int failed(struct libvirt_call *c)
 {
     const struct virt_error *e = c->v->get_last_error();
-    int code = e && e->code == VIRT_ERR_NO_DOMAIN            ? ESRCH
-               : e && e->code == VIRT_ERR_OPERATION_INVALID  ? EALREADY
-               : c->c && c->v->connect_is_alive(c->c) == 1 ? EREMOTEIO
-                                                             : EPIPE;
+    const int number = e ? e->code : 0;
 
-    return ff_error_set(&c->why, code, "libvirt: %s %s: %s", op_name(c->op), c->domain ? c->domain : "a domain",
-                        e && e->message ? e->message : "it failed without a message");
+    ff_error_set(&c->why, EREMOTEIO, "libvirt: %s %s: %s", op_name(c->op), c->domain ? c->domain : "a domain",
+                 e && e->message ? e->message : "it failed without a message");
+    c->why.code = number == VIRT_ERR_NO_DOMAIN                  ? ESRCH
+                  : number == VIRT_ERR_OPERATION_INVALID        ? EALREADY
+                  : c->c && c->v->connect_is_alive(c->c) == 1 ? EREMOTEIO
+                                                                : EPIPE;
+    return -c->why.code;
 }
 
 /* @c->c, the kept one or a new one */
@@ -102,7 +105,7 @@ static int take_connection(struct libvirt_call *c)
     if (kept.c && !v->connect_ref(kept.c))
         c->c = kept.c;
     else if (failed(c))
-        rc = ff_error_set(&c->why, ECONNREFUSED, "%s", c->why.text);
+        rc = -(c->why.code = ECONNREFUSED);
     pthread_mutex_unlock(&kept.lock);
     return rc;
 }

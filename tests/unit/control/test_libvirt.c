@@ -62,6 +62,7 @@ static int fake_ref(struct virt_connect *c)
 
 static int fake_is_alive(struct virt_connect *c)
 {
+    fake.error = (struct virt_error){0}; /* as each call of libvirt's begins */
     return c == as_connection(fake.alive);
 }
 
@@ -214,6 +215,7 @@ static void connection_breaks(void **state)
     assert_fails(suspend("web", &err), EALREADY);
     assert_int_equal(fake.connections, before + 1);
     assert_fails(libvirt_ask(LIBVIRT_DESTROY, "web", NULL, NULL, &err), EPIPE);
+    assert_error(err, EPIPE, "end of file");
     assert_int_equal(fake.connections, before + 1);
     fake.down = true;
     assert_fails(suspend("web", &err), ECONNREFUSED);
