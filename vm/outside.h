@@ -82,6 +82,20 @@ int outside_place(struct qmp *q, pid_t pid, struct outside_block *b, unsigned n,
  */
 int outside_check_places(pid_t pid, const struct outside_block *b, unsigned n, struct ff_error *err);
 
+struct outside_mapping {
+    uint64_t at, len_bytes;
+};
+
+/**
+ * outside_list_others() - what that process has mapped of the memfds that hold these blocks, and is none of the blocks
+ * @out: to be freed
+ *
+ * Cost:   maps is read
+ * Return: 0; else as outside_may()
+ */
+int outside_list_others(pid_t pid, const struct outside_block *b, unsigned n, struct outside_mapping **out, unsigned *n_out,
+                        struct ff_error *err);
+
 /**
  * outside_check_whole() - whether all memory of these blocks has arrived, where it came by post-copy
  *

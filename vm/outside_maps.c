@@ -235,6 +235,47 @@ int outside_check_places(pid_t pid, const struct outside_block *b, unsigned n, s
     return rc ? rc : outside_check_apart(b, n, err);
 }
 
+static bool is_of_block(const struct outside_vma *v, const struct outside_block *b)
+{
+    return v->start < b->hva + FF_MAX(b->len_bytes, b->max_bytes) && v->end > b->hva;
+}
+
+static bool is_of_any(const struct outside_vma *v, const struct outside_block *b, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        if (is_of_block(v, &b[i]))
+            return true;
+    return false;
+}
+
+/* Whether a block is of the file of @of, a memfd */
+static bool is_of_their_file(const struct outside_vma *v, unsigned n_vmas, const struct outside_vma *of,
+                             const struct outside_block *b, unsigned n)
+{
+    for (unsigned i = 0; i < n_vmas; i++)
+        if (of->inode && !strncmp(of->name, "/memfd:", 7) && v[i].inode == of->inode && v[i].major == of->major &&
+            v[i].minor == of->minor && is_of_any(&v[i], b, n))
+            return true;
+    return false;
+}
+
+int outside_list_others(pid_t pid, const struct outside_block *b, unsigned n, struct outside_mapping **out, unsigned *n_out,
+                        struct ff_error *err)
+{
+    FF_AUTO_FREE struct outside_vma *v = NULL;
+    unsigned n_vmas = 0;
+    int rc = outside_read_maps(pid, false, &v, &n_vmas, err);
+
+    if (rc)
+        return rc;
+    *out = xcalloc(n_vmas + 1, sizeof(**out));
+    *n_out = 0;
+    for (unsigned i = 0; i < n_vmas; i++)
+        if (!is_of_any(&v[i], b, n) && is_of_their_file(v, n_vmas, &v[i], b, n))
+            (*out)[(*n_out)++] = (struct outside_mapping){v[i].start, v[i].end - v[i].start};
+    return 0;
+}
+
 /* Memory that a guest can have: no code, no stack, no reserve */
 static bool is_candidate(const struct outside_vma *v)
 {

@@ -54,7 +54,6 @@
 #define LOOK_NS 20000000u
 #define END_LIMIT_MS 2000
 #define COPY_NAME "farfork-frozen" /* so that who looks finds it, and its remains */
-#define UNMAP_PIECE (32u << 20)
 #define UNMAP_PAUSE_US 2000
 
 /* --- the thread, which is the tracer --- */
@@ -373,21 +372,26 @@ static int unmap_there(struct inject *in, void *opaque, struct ff_error *err)
 }
 
 /* A CPU's for 50 ms a GiB; and who wants memory mapped there waits for each piece */
-static void unmap_away(struct freeze *z, struct freeze_work *k)
+int freeze_unmap(struct freeze *z, uint64_t at, uint64_t len, uint64_t piece)
 {
-    const uint64_t piece = k->is_away ? UNMAP_PIECE : k->len;
+    int rc = 0;
 
-    for (uint64_t done = 0; k->away && done < k->len; done += piece) {
-        struct piece p = {k->away + done, FF_MIN(piece, k->len - done)};
+    for (uint64_t done = 0; !rc && done < len; done += piece) {
+        struct piece p = {at + done, FF_MIN(piece, len - done)};
 
         pthread_mutex_lock(&z->there);
-        int rc = freeze_run_there(z, unmap_there, &p, NULL);
+        rc = freeze_run_there(z, unmap_there, &p, NULL);
         pthread_mutex_unlock(&z->there);
-        if (rc)
-            break;
-        if (done + piece < k->len)
+        if (!rc && done + piece < len)
             nanosleep(&(struct timespec){.tv_nsec = 1000L * UNMAP_PAUSE_US}, NULL);
     }
+    return rc;
+}
+
+static void unmap_away(struct freeze *z, struct freeze_work *k)
+{
+    if (k->away)
+        freeze_unmap(z, k->away, k->len, k->is_away ? FREEZE_PIECE : k->len);
     k->away = 0;
 }
 
@@ -449,6 +453,7 @@ static void free_freeze(struct freeze *z)
     }
     free(z->work);
     ff_close_fd(&z->pidfd);
+    ff_close_fd(&z->mark);
     pthread_cond_destroy(&z->changed);
     pthread_mutex_destroy(&z->lock);
     pthread_mutex_destroy(&z->there);
@@ -459,7 +464,7 @@ int freeze_new(pid_t pid, const struct outside_block *b, unsigned n, bool no_dum
 {
     struct freeze *z = xcalloc(1, sizeof(*z));
 
-    *z = (struct freeze){.pid = pid, .b = b, .n = n, .work = xcalloc(n + 1, sizeof(*z->work)), .no_dump = no_dump,
+    *z = (struct freeze){.pid = pid, .b = b, .n = n, .work = xcalloc(n + 1, sizeof(*z->work)), .no_dump = no_dump, .mark = -1,
                          .pidfd = (int)syscall(SYS_pidfd_open, pid, 0)};
     pthread_mutex_init(&z->lock, NULL);
     pthread_mutex_init(&z->there, NULL);
@@ -467,6 +472,8 @@ int freeze_new(pid_t pid, const struct outside_block *b, unsigned n, bool no_dum
     for (unsigned i = 0; i < n; i++)
         z->work[i].fd = -1;
     int rc = z->pidfd < 0 ? ff_error_set(err, errno, "process %d: %s", (int)pid, strerror(errno)) : freeze_look(z, err);
+    if (!rc)
+        rc = freeze_take_over(z, err);
     if (!rc)
         rc = way_find(pid, &z->how.way, err);
     if (!rc)

@@ -11,6 +11,8 @@
 #include "inject.h"
 #include "stopped.h"
 
+#define FREEZE_PIECE (32u << 20) /* of what is unmapped at once */
+
 struct freeze_work { /* of a block */
     uint64_t len;             /* as much as is mapped */
     bool has_file;            /* what nobody touched may hold something */
@@ -29,6 +31,7 @@ typedef int freeze_job(struct freeze *z);
 
 struct freeze {
     pid_t pid;
+    int mark;                 /* as long as it is open, what is there is ours: freeze_left.c */
     int pidfd;                /* of it: its number may be another's once it has ended */
     const struct outside_block *b;
     unsigned n;
@@ -63,6 +66,15 @@ int freeze_prepare(struct freeze *z, struct ff_error *err);
 
 /* inject_run(), unless that process has ended: -ESRCH. In freeze.c */
 int freeze_run_there(struct freeze *z, inject_fn *fn, void *opaque, struct ff_error *err);
+
+/* Bit by bit */
+int freeze_unmap(struct freeze *z, uint64_t at, uint64_t len, uint64_t piece);
+
+/* --- freeze_left.c --- */
+
+/* What processes have left there that were killed: removed, if nobody lives who has something there. Then it is said that this
+ * one has, until @z->mark is closed */
+int freeze_take_over(struct freeze *z, struct ff_error *err);
 
 /* What is there for the freeze alone, but for page tables that moved away */
 void freeze_unprepare(struct freeze *z);

@@ -19,6 +19,7 @@
 #include <sys/uio.h>
 #include <linux/userfaultfd.h>
 
+#include "failpoint.h"
 #include "freeze.h"
 
 #define PAGES 512u
@@ -533,6 +534,17 @@ static void test_does_not_stop(void **state)
     end(&g);
 }
 
+/* Mappings of its memfd that are none of a block's */
+static unsigned others_of(const struct guest *g)
+{
+    struct outside_mapping *m = NULL;
+    unsigned n;
+
+    assert_int_equal(outside_list_others(g->pid, g->b, g->n, &m, &n, &err), 0);
+    free(m);
+    return n;
+}
+
 /* --- this process is killed --- */
 
 static void freeze_for_ever(const struct guest *g)
@@ -568,7 +580,62 @@ static void test_is_killed(void **state)
         assert_int_equal(waitpid(who, &status, 0), who);
         wait_turns(&g, 2);
     }
+    struct freeze *z;
+    assert_int_equal(freeze_new(g.pid, g.b, g.n, false, &z, &err), 0);
+    freeze_end(z);
+    assert_int_equal(copies_of(g.pid), 0);
+    assert_int_equal(others_of(&g), 0);
     end(&g); /* with its own registers, and memory */
+}
+
+static unsigned count_files_of(pid_t pid)
+{
+    char all[4096];
+    unsigned n = 0;
+
+    open_files_of(pid, all, sizeof(all));
+    for (const char *at = all; (at = strchr(at, ' ')); at++)
+        n++;
+    return n;
+}
+
+/* What a process that was killed has left there the next one takes away; but not of one that lives */
+static void test_what_is_left_is_removed(void **state)
+{
+    (void)state;
+    for (int stage = 0; stage < 3; stage++) { /* killed when all is ready; with a copy; with an image */
+        struct guest g;
+        struct freeze *z, *more;
+        int status;
+
+        start(&g, true, true);
+        const unsigned files = count_files_of(g.pid);
+        pid_t who = fork();
+        if (!who) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            if ((stage == 1 && ff_failpoints_arm("freeze.copy=kill", &err)) ||
+                freeze_new(g.pid, g.b, g.n, false, &z, &err) || (stage && (freeze_hold(z, &err) || freeze_take(z, &err))))
+                _exit(5);
+            kill(getpid(), SIGKILL);
+        }
+        assert_int_equal(waitpid(who, &status, 0), who);
+        assert_true(WIFSIGNALED(status));
+        wait_turns(&g, 2);
+        assert_int_equal(others_of(&g), 1);
+        assert_int_equal(copies_of(g.pid), stage > 0);
+        assert_int_equal(count_files_of(g.pid), files + 1);
+        assert_int_equal(freeze_new(g.pid, g.b, g.n, false, &z, &err), 0);
+        assert_int_equal(copies_of(g.pid), 0);
+        assert_int_equal(others_of(&g), stage < 2); /* its own view */
+        assert_int_equal(freeze_new(g.pid, g.b, g.n, false, &more, &err), 0);
+        assert_int_equal(others_of(&g), stage < 2 ? 2 : 0);
+        freeze_end(more);
+        freeze_end(z);
+        assert_int_equal(others_of(&g), 0);
+        assert_int_equal(count_files_of(g.pid), files + (stage == 2));
+        wait_turns(&g, 2);
+        end(&g);
+    }
 }
 
 static void test_still_to_come(void **state)
@@ -594,6 +661,7 @@ int main(void)
         cmocka_unit_test(test_ends_meanwhile), cmocka_unit_test(test_is_killed),
         cmocka_unit_test(test_still_to_come), cmocka_unit_test(test_does_not_stop),
         cmocka_unit_test(test_opened_meanwhile), cmocka_unit_test(test_no_dump), cmocka_unit_test(test_number_is_anothers),
+        cmocka_unit_test(test_what_is_left_is_removed),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
