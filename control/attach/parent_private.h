@@ -49,6 +49,7 @@ struct parent {
     /* the export */
     char *id;
     bool template, was_running;
+    bool unplugged; /* a device was, since its blocks were looked for */
     struct outside_block *blocks;
     unsigned n_blocks;
     struct freeze *freeze;
