@@ -54,7 +54,6 @@
 #define LOOK_NS 20000000u
 #define END_LIMIT_MS 2000
 #define COPY_NAME "farfork-frozen" /* so that who looks finds it, and its remains */
-#define UNMAP_PAUSE_US 2000
 
 /* --- the thread, which is the tracer --- */
 
@@ -305,15 +304,6 @@ void freeze_go(struct freeze *z)
 
 /* --- (4) --- */
 
-int freeze_run_there(struct freeze *z, inject_fn *fn, void *opaque, struct ff_error *err)
-{
-    struct pollfd ended = {.fd = z->pidfd, .events = POLLIN};
-
-    if (poll(&ended, 1, 0))
-        return ff_error_set(err, ESRCH, "process %d has ended", (int)z->pid);
-    return inject_run(z->pid, z->how.filters, fn, opaque, err);
-}
-
 static int call_there(struct inject *in, long nr, uint64_t a, uint64_t b, uint64_t c, const char *what, struct ff_error *err)
 {
     const uint64_t args[INJECT_ARGS] = {a, b, c};
@@ -358,34 +348,6 @@ static int leave_job(struct freeze *z)
         return ff_error_set(&z->why, ESRCH, "the process that holds the memory, %d, has ended", (int)z->copy);
     how.options = PTRACE_O_EXITKILL;
     return inject_stopped(z->copy, &how, &z->copy_signal, leave_there, z, &z->why);
-}
-
-struct piece {
-    uint64_t at, len;
-};
-
-static int unmap_there(struct inject *in, void *opaque, struct ff_error *err)
-{
-    const struct piece *p = opaque;
-
-    return call_there(in, SYS_munmap, p->at, p->len, 0, "unmap", err);
-}
-
-/* A CPU's for 50 ms a GiB; and who wants memory mapped there waits for each piece */
-int freeze_unmap(struct freeze *z, uint64_t at, uint64_t len, uint64_t piece)
-{
-    int rc = 0;
-
-    for (uint64_t done = 0; !rc && done < len; done += piece) {
-        struct piece p = {at + done, FF_MIN(piece, len - done)};
-
-        pthread_mutex_lock(&z->there);
-        rc = freeze_run_there(z, unmap_there, &p, NULL);
-        pthread_mutex_unlock(&z->there);
-        if (!rc && done + piece < len)
-            nanosleep(&(struct timespec){.tv_nsec = 1000L * UNMAP_PAUSE_US}, NULL);
-    }
-    return rc;
 }
 
 static void unmap_away(struct freeze *z, struct freeze_work *k)

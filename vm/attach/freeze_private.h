@@ -64,7 +64,12 @@ int freeze_look(struct freeze *z, struct ff_error *err);
 int freeze_look_again(struct freeze *z, struct ff_error *err); /* once all threads stand: what it has opened since */
 int freeze_prepare(struct freeze *z, struct ff_error *err);
 
-/* inject_run(), unless that process has ended: -ESRCH. In freeze.c */
+/* What is there for the freeze alone, but for page tables that moved away */
+void freeze_unprepare(struct freeze *z);
+
+/* --- freeze_there.c --- */
+
+/* inject_run(), unless that process has ended: -ESRCH */
 int freeze_run_there(struct freeze *z, inject_fn *fn, void *opaque, struct ff_error *err);
 
 /* Bit by bit */
@@ -75,8 +80,5 @@ int freeze_unmap(struct freeze *z, uint64_t at, uint64_t len, uint64_t piece);
 /* What processes have left there that were killed: removed, if nobody lives who has something there. Then it is said that this
  * one has, until @z->mark is closed */
 int freeze_take_over(struct freeze *z, struct ff_error *err);
-
-/* What is there for the freeze alone, but for page tables that moved away */
-void freeze_unprepare(struct freeze *z);
 
 #endif
