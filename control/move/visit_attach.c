@@ -194,7 +194,7 @@ static bool is_status(const json_t *info, const char *a, const char *b)
     return !strcmp(status, a) || !strcmp(status, b);
 }
 
-static uint64_t number_in(const json_t *info, const char *key)
+static uint64_t visit_number(const json_t *info, const char *key)
 {
     json_int_t n = json_integer_value(json_object_get(json_object_get(info, "x-rdma-postcopy"), key));
 
@@ -245,7 +245,7 @@ static void on_home(struct move *m, const json_t *here)
     const json_t *down = json_object_get(here, "downtime");
 
     v->home_ms = ff_now_exact_ms();
-    v->back_bytes = FF_MAX(v->back_bytes, number_in(here, "prefill-bytes") + number_in(here, "fault-bytes"));
+    v->back_bytes = FF_MAX(v->back_bytes, visit_number(here, "prefill-bytes") + visit_number(here, "fault-bytes"));
     if (down)
         v->downtime_ms = (double)json_integer_value(down);
     reap_old(m);
@@ -303,13 +303,13 @@ static int follow_home(struct move *m, struct ff_error *why)
             v->here_ms = ff_now_exact_ms();
             visit_say(m, "it runs here again, what it wrote follows");
         }
-        v->back_bytes = FF_MAX(v->back_bytes, v->runs_here ? number_in(here, "prefill-bytes") + number_in(here, "fault-bytes") : 0);
+        v->back_bytes = FF_MAX(v->back_bytes, v->runs_here ? visit_number(here, "prefill-bytes") + visit_number(here, "fault-bytes") : 0);
         if (is_status(here, "completed", "completed"))
             on_home(m, here);
         else if (!v->runs_here)
             rc = look_before(m, here, there, why);
         snprintf(now, sizeof(now), "%.20s %.20s %llu", text_of(here, "status"), text_of(there, "status"),
-                 (unsigned long long)number_in(here, "present-bytes"));
+                 (unsigned long long)visit_number(here, "present-bytes"));
         if (strcmp(was, now))
             changed_ms = ff_now_ms();
         memcpy(was, now, sizeof(was));

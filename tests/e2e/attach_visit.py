@@ -11,7 +11,7 @@ import signal
 
 import common
 from attach_after_go import Side
-from attaching import Parent, chosen, folder_there, state_of
+from attaching import Parent, check_left_here, chosen, folder_there, side_here, side_there, state_of
 from common import Failed, say, status, wait_for
 from farfork_visit import Visit, reports, say_visit, until
 from farfork_move import There, listed, pid_there
@@ -153,6 +153,10 @@ def folder_here(visit):
     return glob.glob(f'{visit.base}/{visit.name}-home-*/localhost')[0]
 
 
+def pid_here(visit):
+    return next(k['pid'] for f in listed(visit.base) if f['id'].startswith(visit.name + '-home-') for k in f['children'])
+
+
 def stays_home(t, log, visit, b, name):
     """Its command has ended: the guest is here again, by the name that its socket had."""
     visit.end(0, 'home')
@@ -163,7 +167,7 @@ def stays_home(t, log, visit, b, name):
         raise Failed(f'{r}')
     if os.readlink(r['parent']) != folder_here(visit) + '/1.qmp':
         raise Failed(f'{r["parent"]} leads elsewhere')
-    return There(t, name, folder_here(visit), next(k['pid'] for f in listed(visit.base) for k in f['children']))
+    return There(t, name, folder_here(visit), pid_here(visit))
 
 
 def visits(t, accel, memory):
@@ -215,12 +219,52 @@ def does_not_come(t, accel):
                 kill(v.base, v.name)
 
 
+@contextlib.contextmanager
+def visiting(t, accel, name):
+    with Parent(t, accel, 'anon', mem_mib=MIB, load=SOME) as a:
+        a.start_load()
+        with Visit(t, a, name=name) as v:
+            v.away()
+            yield a, v
+            for f in listed(v.base):
+                kill(v.base, f['id'])
+
+
+def side_killed(t, accel):
+    """Its memory here goes with who served it; it is never here and there."""
+    with visiting(t, accel, 'served') as (a, v):
+        os.kill(side_here(v), signal.SIGKILL)
+        v.end(3, 'broken', 'runs until it touches missing memory')
+        check_left_here(a)
+    with visiting(t, accel, 'there') as (a, v):
+        os.kill(side_there(v), signal.SIGKILL)
+        v.end(3, 'broken', 'waits for ever')
+        if state_of(a) != 't':
+            raise Failed(f'the QEMU here is {state_of(a)}')
+        os.kill(side_here(v), signal.SIGKILL)
+
+
+def visit_killed(t, accel):
+    """The processes beside the QEMUs complete its way home."""
+    with visiting(t, accel, 'killed') as (a, v):
+        pid = pid_there(v)
+        v.proc.send_signal(signal.SIGINT)
+        v.hears('it runs here again')
+        v.proc.kill()
+        check_left_here(a)
+        wait_for('the end of the QEMU there', 20, lambda: not alive(pid))
+        with There(t, 'alone', folder_here(v), pid_here(v)) as c:
+            reports(c)
+
+
 def run(t):
     accel = t.best_accel()
     for name, case in chosen(
             ('returns that fail', lambda: fails_first(t, accel)),
             ('farfork visit', lambda: visits(t, accel, 'memfd')),
             ('farfork visit, and no way home', lambda: does_not_come(t, accel)),
+            ('who attaches is killed while it is there', lambda: side_killed(t, accel)),
+            ('farfork visit is killed on the way home', lambda: visit_killed(t, accel)),
             ('other memory', lambda: another(t, accel)),
             ('what it gives back', lambda: gives_back(t, accel))):
         with t.case(name):
