@@ -33,6 +33,7 @@
 
 #include "attach_private.h"
 #include "autojson.h"
+#include "failpoint.h"
 #include "farfork-return.h"
 #include "foreign.h"
 
@@ -152,6 +153,25 @@ static int open_block(struct attach_earlier *e, unsigned i, const struct outside
     return rc;
 }
 
+/* Both have all of it for a while; without room the kernel would end one of them, and the guest with it */
+static int check_room(pid_t pid, struct ff_error *err)
+{
+    const int has_kib = outside_number(pid, "VmRSS:");
+    unsigned long long free_kib = 0;
+    char line[128];
+    FILE *info = fopen("/proc/meminfo", "re");
+
+    while (info && !free_kib && fgets(line, sizeof(line), info))
+        if (sscanf(line, "MemAvailable: %llu", &free_kib) != 1)
+            free_kib = 0;
+    if (info)
+        fclose(info);
+    if (has_kib >= 0 && free_kib > (unsigned long long)has_kib && !ff_failpoint("attach.room"))
+        return 0;
+    return ff_error_set(err, ENOMEM, "memory of the guest is here twice until all has come: %d MiB, of which %llu MiB are free: free "
+                        "memory of this host, and bring it home again", has_kib >> 10, free_kib >> 10);
+}
+
 int attach_earlier_open(struct attach *a, struct ff_error *err)
 {
     FF_AUTO_JSON json_t *is = NULL;
@@ -246,7 +266,7 @@ int attach_earlier_use(struct attach *a, struct ff_error *err)
     if (!ff_address_precopy(a->address))
         return ff_error_set(err, EINVAL, "--return: want precopy=1: what is here already comes before the guest stops there");
     ff_dest_on_pass(a->dest, bring, a);
-    return 0;
+    return check_room(a->earlier->pid, err);
 }
 
 /* The guest is here, with everything; or C's side, to B. Who does not hear it holds a QEMU that nobody needs */

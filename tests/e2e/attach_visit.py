@@ -119,7 +119,7 @@ def fails_first(t, accel):
     """Whatever fails before GO leaves it there, served from home as before; then it comes home."""
     log = Ledger(t)
     with away(t, accel, 'anon', log) as (a, b, here, there):
-        for name, faults, there_faults in (('ready', 'dest.ready=fail@1', None), ('state', None, 'attach.state=fail@1')):
+        for name, faults, there_faults in (('ready', 'dest.ready=fail@1', None), ('pass', 'dest.precopy=fail', None), ('state', None, 'attach.state=fail@1')):
             with homeward(t, accel, 'anon', name, b, here, there, faults, there_faults) as way:
                 goes_on_there(b, name, way, 1)
         with homeward(t, accel, 'anon', 'killed', b, here, there, 'dest.state=delay:4000000') as way:
@@ -207,12 +207,12 @@ def does_not_come(t, accel):
         with Visit(t, a, '--fallback', 'go', '--fence', '/bin/true', '--overlays', t.work) as v:
             v.end(1, 'here', '--fallback go: a QEMU with Farfork')
         option, end = until(t, 'end')
-        with Visit(t, a, *option, name='stays', faults='dest.precopy=fail') as v:
+        with Visit(t, a, *option, name='stays', faults='attach.room=fail') as v:
             v.away()
             log.leaves(a)
             with There(t, 'there', folder_there(v), pid_there(v)) as b:
                 common.write_file(end, '')
-                v.end(3, 'away', 'pass: injected')
+                v.end(3, 'away', 'is here twice')
                 if v.result['tries'] != 3 or status(b) != 'running':
                     raise Failed(f'{status(b)}: {v.result}')
                 reports(b)
