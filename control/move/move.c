@@ -146,14 +146,6 @@ static int run_move(struct move *m)
     return code;
 }
 
-/* Its agent holds no memory */
-void move_agent_options(const struct session *s, const struct host *h, struct strv *w)
-{
-    (void)h;
-    strv_add(w, "--timeout");
-    strv_add(w, "%u", s->o.timeout_s);
-}
-
 /* *@options: of the link, to be freed */
 static int init_move(struct move *m, const struct session_options *given, const char *host, char **options,
                      struct ff_error *why)

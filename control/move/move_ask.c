@@ -8,6 +8,14 @@
 #include "autojson.h"
 #include "move.h"
 
+/* Its agent holds no memory */
+void move_agent_options(const struct session *s, const struct host *h, struct strv *w)
+{
+    (void)h;
+    strv_add(w, "--timeout");
+    strv_add(w, "%u", s->o.timeout_s);
+}
+
 int move_limit_ms(const struct move *m)
 {
     return (int)m->s.o.timeout_s * 1000;

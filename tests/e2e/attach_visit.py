@@ -223,7 +223,7 @@ def does_not_come(t, accel):
 def visiting(t, accel, name):
     with Parent(t, accel, 'anon', mem_mib=MIB, load=SOME) as a:
         a.start_load()
-        with Visit(t, a, name=name) as v:
+        with Visit(t, a, '--options', 'reconnect=3', name=name) as v:
             v.away()
             yield a, v
             for f in listed(v.base):
