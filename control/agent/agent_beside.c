@@ -49,6 +49,7 @@
 #include "movable.h"
 #include "outside.h"
 #include "thread.h"
+#include "unannounced.h"
 #include "watcher.h"
 #include "xalloc.h"
 
@@ -130,8 +131,8 @@ static int look_at_qemu(struct beside *s, struct ff_error *err)
     return rc;
 }
 
-/* It does not announce itself, by a MAC that is its parent's yet; nor does it open its disks before `cont`. Events say
- * how its migration ends */
+/* It does not announce itself, by a MAC that is its parent's yet (nor does its guest: unannounced.h); nor does it open
+ * its disks before `cont`. Events say how its migration ends */
 static int listen_qemu(struct beside *s, struct ff_error *err)
 {
     int pair[2];
@@ -236,6 +237,8 @@ static int write_stream(struct beside *s, const void *state, size_t len, struct 
     int rc = incoming_stream_begin(&all, s->machine, s->page_bits, b, s->n, err);
     if (!rc)
         rc = incoming_stream_end(&all, s->page_bits, b, s->n, state, len, err);
+    if (!rc)
+        unannounced_from_load(all.data, all.len);
     for (size_t done = 0; !rc && done < all.len;) {
         ssize_t n = send(s->stream, all.data + done, all.len - done, MSG_NOSIGNAL);
 

@@ -2,8 +2,8 @@
  *
  * agent_taps.h - taps that lead nowhere, for children whose QEMU has no hub that is as good
  */
-#ifndef FF_CONTROL_AGENT_TAPS_H
-#define FF_CONTROL_AGENT_TAPS_H
+#ifndef FF_CONTROL_AGENT_AGENT_TAPS_H
+#define FF_CONTROL_AGENT_AGENT_TAPS_H
 
 #include <stddef.h>
 

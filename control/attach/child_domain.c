@@ -19,6 +19,7 @@
 #include "links.h"
 #include "pass_files.h"
 #include "thread.h"
+#include "unannounced.h"
 #include "watch_files.h"
 
 struct child_domain {
@@ -142,6 +143,8 @@ static int load_child_domain(struct child_domain *c, bool *runs, struct ff_error
     int rc = incoming_stream_begin(&c->a.stream, text_of(c->how, "machine"), bits, b, c->n, err);
     if (!rc)
         rc = incoming_stream_end(&c->a.stream, bits, b, c->n, state, len, err);
+    if (!rc)
+        unannounced_from_load(c->a.stream.data, c->a.stream.len);
     if (!rc)
         rc = attach_restore_load(&c->a, err);
     free(c->a.stream.data);

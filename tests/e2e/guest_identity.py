@@ -110,16 +110,18 @@ class Lan(threading.Thread):
 class Linux(Guest):
     """A QEMU with the Linux guest, its console and its channel as sockets of this process."""
 
+    program, env = QEMU, None
+
     def __init__(self, work, name, options):
         # pylint: disable=super-init-not-called
-        self.name, self.env, self.events, self.pending = name, None, [], b''
+        self.name, self.events, self.pending = name, [], b''
         self.stderr = os.path.join(work, name + '.stderr')
         self.sock_path = os.path.join(work, name + '.qmp')
         self.qmp_sock = self.proc = self.console = self.channel = None
         self.paths = {k: os.path.join(work, f'{name}.{k}') for k in ('console', 'channel')}
         self.options = options
         net = f'local.type=unix,local.path={work}/{name}.net'
-        self.argv = [QEMU, *(re.sub(r'local\.type=unix,local\.path=[^,]*', net, o)
+        self.argv = [self.program, *(re.sub(r'local\.type=unix,local\.path=[^,]*', net, o)
                              for o in options), '-qmp', f'unix:{self.sock_path},server=on,wait=off']
         for k, path in self.paths.items():
             self.argv += ['-chardev', f'socket,id={k},path={path},server=on,wait=off']
@@ -215,8 +217,8 @@ def plan(t, opts, fork, count, **how):
     return json.loads(done.stdout)
 
 
-def boot(t, stack, name, opts):
-    g = stack.enter_context(Linux(t.work, name, opts))
+def boot(t, stack, name, opts, kind=Linux):
+    g = stack.enter_context(kind(t.work, name, opts))
     g.connect('console')
     g.connect('channel')
     g.wait_console(rb'farfork: console ready', BOOT_S)

@@ -46,9 +46,16 @@ def options(t, fmt, fw_cfg=True):
                    '-trace', ANNOUNCE]
 
 
+class Parent(guest_identity.Linux):
+    program, env = forked.QEMU, {**os.environ, **forked.ENVIRON}
+
+    def __init__(self, work, name, opts):
+        super().__init__(work, name, [*forked.OPTIONS, *opts])
+
+
 def vmclone(t, *args, code=0):
     done = subprocess.run([VMCLONE, *args, '--rundir', f'{t.work}/run'], capture_output=True,
-                          text=True, timeout=VMCLONE_S, check=False)
+                          text=True, timeout=VMCLONE_S, check=False, env=Parent.env)
     if done.returncode != code:
         raise Failed(f'vmclone: exit code {done.returncode}, want {code}: {done.stderr} '
                      f'{done.stdout[-2000:]}')
@@ -120,17 +127,17 @@ def check_quiet(children):
     for c in children:
         if announced(c):
             raise Failed(f'{c.name}: its guest was asked to announce itself')
+    # what that left behind must bear a reset of the device, as by a reboot; an announcement shows afterwards
+    for c in children:
+        c.sh('cd /sys/bus/virtio/drivers/virtio_net; d=$(basename $(readlink /sys/class/net/eth0/device)); '
+             'echo $d > unbind; echo $d > bind')
+        if forked.ask(c.sock_path, 'query-status')['status'] != 'running':
+            raise Failed(f'{c.name}: it does not run any more')
     last = children[-1]
     forked.ask(last.sock_path, 'announce-self',
                {'initial': 50, 'max': 50, 'rounds': 1, 'step': 10})
     if not announced(last):
         raise Failed(f'{last.name} announces itself, and no trace says so')
-    # what the announcement left behind must bear a reset of the device
-    for c in children:
-        c.sh('d=$(basename $(readlink /sys/class/net/eth0/device)); '
-             'echo $d > /sys/bus/virtio/drivers/virtio_net/unbind')
-        if forked.ask(c.sock_path, 'query-status')['status'] != 'running':
-            raise Failed(f'{c.name}: it does not run any more')
 
 
 def fork(t, fmt, n, *args, hosts=(), nbd=None):
@@ -138,11 +145,12 @@ def fork(t, fmt, n, *args, hosts=(), nbd=None):
     os.makedirs(scratch, exist_ok=True)
     with contextlib.ExitStack() as stack:
         opts = options(t, fmt)
-        parent = guest_identity.boot(t, stack, 'parent', opts)
+        parent = guest_identity.boot(t, stack, 'parent', opts, Parent)
         in_background(parent, 'farfork-guest wait > /tmp/wait 2> /tmp/wait.err; '
                               'echo $? >> /tmp/wait')
         reports_on(f'{t.work}/parent.report')
-        say_much(parent)
+        if not forked.BY_ATTACHING:     # that which the port holds stays in a child of another QEMU: agent_beside.c
+            say_much(parent)
         stack.callback(subprocess.run, [VMCLONE, '--kill', 'f', '--rundir', f'{t.work}/run'],
                        timeout=VMCLONE_S, stderr=subprocess.DEVNULL, check=False)
         more = ['--nbd', nbd] if nbd else []
@@ -181,7 +189,8 @@ def fork(t, fmt, n, *args, hosts=(), nbd=None):
         left = os.listdir(scratch) + glob.glob(f'{t.work}/run/*')
         if left:
             raise Failed(f'left: {left}')
-        hear_much(parent)
+        if not forked.BY_ATTACHING:
+            hear_much(parent)
         reports_on(f'{t.work}/parent.report')
 
 
@@ -207,7 +216,7 @@ class Server:
         self.events, self.heard = [], b''
         self.proc = stack.enter_context(subprocess.Popen(
             [VMCLONE, '--serve', parent.paths['channel'], '--rundir', f'{t.work}/run', '--json',
-             *args, f'{t.work}/parent.second', '4'], stdout=subprocess.PIPE))
+             *args, f'{t.work}/parent.second', '4'], stdout=subprocess.PIPE, env=Parent.env))
         stack.callback(self.proc.kill)
         if not self.line(20).startswith('serving'):
             raise Failed(f'vmclone --serve: exit code {self.proc.wait(10)}')
@@ -266,7 +275,7 @@ def served(t):
     """The guest asks for forks itself, by its port alone, and joins their children."""
     scratch = os.path.join(t.work, 'scratch-served')
     with contextlib.ExitStack() as stack:
-        parent = guest_identity.boot(t, stack, 'parent', options(t, 'qcow2', fw_cfg=False))
+        parent = guest_identity.boot(t, stack, 'parent', options(t, 'qcow2', fw_cfg=False), Parent)
         parent.channel.close()
         parent.channel = None
         for i in ('s-1', 's-2', 's-3', 's-4', 'u-1'):
