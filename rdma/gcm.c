@@ -13,19 +13,19 @@
 #include "secret.h"
 
 #define TAG_LEN 16
-#define PIECE 1024u
-#define AHEAD 2048u
-#define LINE 64u
-#define NEEDED (IMB_FEATURE_AVX512_SKX | IMB_FEATURE_VAES | IMB_FEATURE_VPCLMULQDQ)
+#define GCM_PIECE 1024u
+#define FETCH_AHEAD 2048u
+#define CACHE_LINE 64u
+#define GCM_NEEDED (IMB_FEATURE_AVX512_SKX | IMB_FEATURE_VAES | IMB_FEATURE_VPCLMULQDQ)
 
 struct ff_gcm {
     struct gcm_key_data key __attribute__((aligned(64)));
     struct gcm_context_data frame;
 };
 
-/* The lines of [at, at + n) behind AHEAD of what ends at @end: in the cache, to be written or not */
+/* The lines of [at, at + n) behind FETCH_AHEAD of what ends at @end: in the cache, to be written or not */
 #define PREFETCH(base, at, n, end, writes)                                                  \
-    for (size_t k_ = (at) + AHEAD, end_ = FF_MIN(k_ + (n), end); k_ < end_; k_ += LINE)     \
+    for (size_t k_ = (at) + FETCH_AHEAD, end_ = FF_MIN(k_ + (n), end); k_ < end_; k_ += CACHE_LINE)     \
         __builtin_prefetch((base) + k_, writes)
 
 static IMB_MGR *functions; /* NULL: they are not for this CPU */
@@ -37,7 +37,7 @@ static void find_functions(void)
     if (!m)
         return;
     init_mb_mgr_auto(m, NULL);
-    if (!imb_get_errno(m) && (m->features & NEEDED) == NEEDED)
+    if (!imb_get_errno(m) && (m->features & GCM_NEEDED) == GCM_NEEDED)
         functions = m;
     else
         free_mb_mgr(m);
@@ -70,7 +70,7 @@ void ff_gcm_close(struct ff_gcm *g, const uint8_t *nonce, const void *head, size
     for (unsigned i = 0; i < n_iov; i++) {
         const uint8_t *from = iov[i].iov_base;
         for (size_t at = 0, n; at < iov[i].iov_len; at += n, to += n) {
-            n = FF_MIN(iov[i].iov_len - at, (size_t)PIECE);
+            n = FF_MIN(iov[i].iov_len - at, (size_t)GCM_PIECE);
             PREFETCH(from, at, n, iov[i].iov_len, 0);
             IMB_AES128_GCM_ENC_UPDATE(functions, &g->key, &g->frame, to, from + at, n);
         }
@@ -86,7 +86,7 @@ bool ff_gcm_open(struct ff_gcm *g, const uint8_t *nonce, const void *head, size_
 
     IMB_AES128_GCM_INIT(functions, &g->key, &g->frame, nonce, head, head_len);
     for (size_t at = 0, n; at < len; at += n) {
-        n = FF_MIN(len - at, (size_t)PIECE);
+        n = FF_MIN(len - at, (size_t)GCM_PIECE);
         PREFETCH(to, at, n, len, 1);
         IMB_AES128_GCM_DEC_UPDATE(functions, &g->key, &g->frame, to + at, from + at, n);
     }

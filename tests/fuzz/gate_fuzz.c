@@ -22,6 +22,7 @@
 #include "kdf.c"
 #include "key.c"
 #include "log.c"
+#include "gcm.c"
 #include "seal.c"
 #include "secret.c"
 #include "tcp_socket.c"

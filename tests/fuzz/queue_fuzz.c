@@ -22,6 +22,7 @@
 #include "failpoint.c"
 #include "fetch.c"
 #include "foreign.c"
+#include "gcm.c"
 #include "holes.c"
 #include "log.c"
 #include "mr.c"
