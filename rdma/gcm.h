@@ -5,16 +5,16 @@
 /**
  * DOC: Theory of Operation
  *
- * Purpose      the cipher of seal.h where the CPU has VAES and VPCLMULQDQ: libipsec-mb uses them. On
- *              memory that is in the cache it takes 0.4 of the time of GnuTLS, OpenSSL 3.0 or libgcrypt;
- *              on other CPUs they are as fast, and ff_gcm_new() returns NULL.
- *              Memory that is in no cache costs more than the cipher. So each piece's turn begins with
- *              a prefetch of what lies AHEAD: the memory is read, or made ready to be written, while the
- *              cipher works. A frame then takes hardly longer than to be copied.
+ * Purpose      the cipher of seal.h, by libipsec-mb, on CPUs with AVX-512, VAES and VPCLMULQDQ. On cached
+ *              memory it takes 0.4 of the time of GnuTLS, OpenSSL 3.0 or libgcrypt. On other CPUs those
+ *              are as fast: ff_gcm_new() returns NULL.
+ *              Fetching uncached memory costs more than encrypting it. So each piece begins with a
+ *              prefetch of the lines FETCH_AHEAD bytes further on: the CPU fetches them while it
+ *              encrypts. A frame then takes hardly longer than a memcpy of it.
  *
  * Threads      one at a time. libipsec-mb's table of functions is of the process, and only read.
  * Ownership    the key's schedule and the state of a frame are in memory of base/secret.h.
- * Limits       PIECE, AHEAD: of 1 to 16 KiB the fastest, measured.
+ * Limits       GCM_PIECE, FETCH_AHEAD: the fastest of the sizes from 1 to 16 KiB, as measured.
  */
 #ifndef FF_RDMA_GCM_H
 #define FF_RDMA_GCM_H
@@ -26,7 +26,7 @@
 
 struct ff_gcm;
 
-/* NULL: this CPU has not what it takes, or there is no memory: GnuTLS serves as well */
+/* NULL: this CPU lacks an instruction set, or out of memory. The caller then uses GnuTLS */
 struct ff_gcm *ff_gcm_new(const uint8_t key[16]);
 void ff_gcm_free(struct ff_gcm *g); /* @g may be NULL */
 

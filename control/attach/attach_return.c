@@ -13,18 +13,20 @@
  *                 | memory, by process_vm_readv                           | page tables: what was written
  *              destination D -- QEMU, new <==== this return's link ===== source C -- the same QEMU
  *
- *              D and C are told by --return the monitor of the process on their host that moved it before. It says which
- *              move that was (its session) and, of A, where memory is. Both name the session when they connect: another
- *              guest's memory, or another visit's, is refused then.
- *              precopy=1 of D: its pass reads A's memory (ff_dest_on_pass()); what was written is DIRTY.
- *              D has everything: A is told so, and ends its QEMU; then C hears DONE, and ends its own.
+ *              D's --return names A's monitor, C's names B's. That monitor answers with the session of the way out and, from
+ *              A, with the addresses of memory. C and D compare sessions when they connect, so that another guest's memory,
+ *              or that of another visit, is refused.
+ *              D has precopy=1: its pre-copy iteration reads A's memory (ff_dest_on_pass()); C sends the DIRTY pages.
+ *              When D has every page it tells A, which ends its QEMU. Then C receives DONE, tells B, and their QEMU is ended.
  * Invariants   1. A's memory does not change from its GO on: its threads are held.
- *              2. What was written there since it came is DIRTY, as far as anybody can tell: it landed write-protected
+ *              2. Each page that was written there is DIRTY; an unwritten one may be, too. Pages land write-protected
  *                 (ff_dest_elsewhere()), and B's userfaultfd stays until that QEMU ends.
- *              3. Until C's GO the guest is there, and B serves it from A as before; B knows nothing of C.
- *              Before the QEMU made anew starts, the old one closes what both of a command line cannot have: its sockets, and its
- *              ends of network devices (x-farfork-let-go).
- * Limits       Not memory of a named file: the new QEMU would have the same one. Memory is here twice until D has everything. Not huge pages of hugetlbfs: a pass cannot discard them.
+ *              3. Until C's GO the guest stays there, and B fetches missing pages from A. B does not know of C.
+ *              4. Before the new QEMU starts, the held one closes its sockets and its ends of network devices
+ *                 (x-farfork-let-go): two QEMUs of one command line cannot both have them.
+ * Limits       Refused: memory of a named file, since both QEMUs would map the same one; huge pages of hugetlbfs, which an
+ *              iteration cannot discard; free-page-reporting=on (discards.h). This host needs room for the guest's memory
+ *              a second time until D has every page (check_room()).
  */
 #include <errno.h>
 #include <stdio.h>

@@ -16,9 +16,10 @@
  *              from then on it waits for the domain's end, or for SIGTERM: libvirt destroys the domain
  * Threads      one waits for SIGTERM, and ends this process.
  * Invariants   As agent_beside.c: nothing that is missing is touched unwatched; the QEMU has the userfaultfd.
- * Failure      until COMPLETE the end of this work is the end of the domain. When this process is killed the domain stays; one that
- *              lacks pages waits for them, and `virsh destroy` ends it.
- * Limits       its monitor is libvirt's, which answers nobody while it restores: what the machine is, and its blocks, are the parent's.
+ * Failure      an error before COMPLETE destroys the domain, as SIGTERM does at any time. SIGKILL leaves it running: a vCPU
+ *              that touches a missing page waits for ever, and `virsh destroy` ends the domain.
+ * Limits       QEMU's monitor belongs to libvirt, and answers no query during a restore. So the machine type and the list of
+ *              RAM blocks are the parent's, from @path.
  */
 #ifndef FF_CONTROL_ATTACH_CHILD_DOMAIN_H
 #define FF_CONTROL_ATTACH_CHILD_DOMAIN_H

@@ -6,17 +6,16 @@
  * DOC: Theory of Operation
  *
  * Picture      here                                          there
- *              QEMU, held - process 1 ================== process 2 - QEMU with the guest
- *                    | its memory                                        | what was written
- *              QEMU, new - process 2 of a move of its own ======= process 3, 4, .. one a try
+ *              QEMU, held - A ========================== B - QEMU with the guest
+ *                           | its memory                 | what was written
+ *              QEMU, new  - D ========================== C, one for each try: processes 3, 4, .. of the visit
  *
- *              The way home is a move to this host (struct visit's home): an agent here, which stays, a QEMU of the command
- *              line here, and a process beside it with --return (control/attach/attach_return.c). Where the guest's QMP socket
- *              was a symbolic link leads to its new one.
- * Invariants   visit_home.c's. The QEMU that the guest went from is ended by process 1, when process 2 here says that it has
- *              everything; no word of this program is needed for that.
+ *              A to D are those of control/attach/attach_return.c. The way home is a move to this host (struct visit's home):
+ *              an agent here, which stays, a QEMU started from the guest's command line, and D beside it. The path of the
+ *              guest's QMP socket becomes a symbolic link to the new QEMU's socket.
+ * Invariants   visit_home.c's. A ends the held QEMU when D tells it that every page is here; this program need not run then.
  * Failure      before GO: the guest goes on there, and what was started here for it is ended.
- * Limits       TRIES_ROOM tries.
+ * Limits       8 tries: VISIT_VMS (cli/cmd_visit.c) less FIRST_SIDE - 1.
  */
 #include <errno.h>
 #include <limits.h>

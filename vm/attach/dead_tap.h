@@ -10,11 +10,11 @@
 /**
  * dead_tap_open() - a tap in a network namespace of its own, where nothing else is
  *
- * What a child's NIC is on in the place of a tap of its parent's, which two processes cannot share: the guest's driver
- * knows of a tap's headers and offloads (virtio-net), and no other backend of QEMU's has those. It is down: what is
- * sent is dropped, and nothing ever comes. The namespace goes with the last descriptor. The caller has one thread.
+ * The backend of a child's NIC where the parent has a tap: two processes cannot share one. The guest's virtio-net driver has
+ * negotiated a tap's headers and offloads, which no other backend of QEMU's has. The tap is down: it drops what the guest
+ * sends and receives nothing. The namespace is freed with the last descriptor. Call it from a single-threaded process.
  *
- * Return: a descriptor; -EPERM: neither is this root, nor may users have namespaces; -ENOENT: no /dev/net/tun
+ * Return: a descriptor; -EPERM: not root, and users may not make namespaces here; -ENOENT: no /dev/net/tun
  */
 int dead_tap_open(struct ff_error *err);
 

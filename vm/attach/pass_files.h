@@ -10,13 +10,14 @@
 #include "error.h"
 
 /**
- * pass_files() - that process gets these descriptors, too
- * @there: of @n: their numbers there, closed by exec(2); -1: none, after a failure
+ * pass_files() - duplicate the descriptors @fd into process @pid
+ * @there: filled with their @n numbers in @pid, close-on-exec; all -1 after a failure
  *
- * By a socket pair that is made in it, of which this process takes one end. As inject_run() has it for a process without a
- * filter that is known.
+ * Makes a socket pair in @pid, takes one end of it, and sends the descriptors with SCM_RIGHTS. Calls inject_run() with @filters
+ * 0: where @pid has a seccomp filter, this process must have the right to suspend it.
  *
- * Cost: a millisecond. Return: 0; -errno of what was called there; else as inject_run(), outside_take_fd()
+ * Cost:   1 ms
+ * Return: 0; -errno of a system call made in @pid; else as inject_run() or outside_take_fd()
  */
 int pass_files(pid_t pid, const int *fd, unsigned n, int *there, struct ff_error *err);
 

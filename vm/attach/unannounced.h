@@ -7,7 +7,7 @@
  *
  * Purpose      a child has its parent's MAC until it changes that: it must not announce itself. QEMU's own parameter for
  *              that, `announce-rounds` 0, leaves a virtio-net card without its timer, which the next reset of the card (a
- *              reboot) uses: SIGSEGV, in 7.2 as in 11.1. So the state says that the guest does not know how to announce
+ *              reboot) uses: SIGSEGV in 7.2; 10.0 has the same code. So the state says that the guest does not know how to announce
  *              itself (VIRTIO_NET_F_GUEST_ANNOUNCE): then QEMU leaves the timer alone. After a reset card and driver agree
  *              on features anew.
  * Picture      section "PCI-ADDRESS/virtio-net": what the bus saves | status, isr, queue | features, 32 bits | length of the
@@ -21,7 +21,7 @@
 
 /**
  * unannounced_from_load() - change @state, as device_state_save() returned it, so that no virtio-net card has its guest announce it
- * Return: how many of @state's virtio-net cards do so otherwise
+ * Return: the number of virtio-net cards of @state whose guest could
  */
 unsigned unannounced_from_load(uint8_t *state, size_t len);
 
