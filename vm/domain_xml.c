@@ -26,6 +26,7 @@ struct writer {
     FILE *f;
     const char *from;    /* not yet copied */
     const char *overlay; /* of the disk whose element it is in; NULL: it stays */
+    bool *used;          /* of @c->disks */
 };
 
 /* Up to @to as it was; then @text instead of all before @behind */
@@ -92,7 +93,7 @@ static int replace_element(struct writer *w, struct xml_scan *s, const char *tex
 }
 
 /* The overlay of a disk, whose <source> names a file or a device */
-static const char *find_overlay(const struct writer *w, const struct xml_scan *disk, struct ff_error *err)
+static const char *find_overlay(struct writer *w, const struct xml_scan *disk, struct ff_error *err)
 {
     struct xml_scan s = *disk;
 
@@ -103,9 +104,12 @@ static const char *find_overlay(const struct writer *w, const struct xml_scan *d
         if (strcmp(s.path, DISK "/source") || !s.opens)
             continue;
         json_array_foreach(w->c->disks, i, d) {
-            const char *frozen = text_of(d, "frozen");
-            if (is_attribute(&s, "file", frozen) || is_attribute(&s, "dev", frozen))
-                return text_of(d, "overlay");
+            const char *frozen = text_of(d, "frozen"), *empty = text_of(d, "empty"); /* an overlay of it that the parent has */
+            if (!is_attribute(&s, "file", frozen) && !is_attribute(&s, "dev", frozen) &&
+                !(*empty && is_attribute(&s, "file", empty)))
+                continue;
+            w->used[i] = true;
+            return text_of(d, "overlay");
         }
     }
     return NULL;
@@ -215,18 +219,33 @@ static int write_tag(struct writer *w, struct xml_scan *s, struct ff_error *err)
     return 0;
 }
 
+/* Else the child would write to an image of its parent's */
+static int check_used(const struct writer *w, struct ff_error *err)
+{
+    const json_t *d;
+    size_t i;
+
+    json_array_foreach(w->c->disks, i, d)
+        if (!w->used[i])
+            return ff_error_set(err, ENOTSUP, "the domain has the disk %s, and its XML no <source file> or <source dev> of that "
+                                "name, in whose place a child could have an overlay", text_of(d, "frozen"));
+    return 0;
+}
+
 int domain_xml_child(const char *xml, const struct domain_child *c, char **out, struct ff_error *err)
 {
     struct xml_scan s = {.at = xml};
     char *text = NULL;
     size_t len = 0;
-    struct writer w = {.c = c, .f = open_memstream(&text, &len), .from = xml};
+    FF_AUTO_FREE bool *used = xcalloc(json_array_size(c->disks) + 1, sizeof(*used));
+    struct writer w = {.c = c, .f = open_memstream(&text, &len), .from = xml, .used = used};
     int rc = w.f ? 1 : ff_error_set(err, ENOMEM, "domain: out of memory");
 
     while (rc > 0 && (rc = xml_scan_next(&s, err)) > 0) {
         rc = write_tag(&w, &s, err);
         rc = rc ? rc : 1;
     }
+    rc = rc ? rc : check_used(&w, err);
     if (w.f) {
         fputs(w.from, w.f);
         if (fclose(w.f) && !rc)

@@ -13,7 +13,8 @@
 struct domain_child {
     const char *name, *uuid;
     const struct strv *macs; /* OLD=NEW */
-    const json_t *disks;     /* [{"frozen", "overlay"}]: an image of the parent, and the child's qcow2 overlay on it */
+    const json_t *disks;     /* [{"frozen", "empty", "overlay"}]: an image of the parent, the overlay of it that the parent has
+                              * perhaps, and the child's own, qcow2. -ENOTSUP: the XML names neither of the first two */
 };
 
 /**

@@ -21,6 +21,7 @@
 #include "thread.h"
 #include "unannounced.h"
 #include "watch_files.h"
+#include "xml_scan.h"
 
 struct child_domain {
     struct attach a;
@@ -38,6 +39,19 @@ static json_int_t how_number(const struct child_domain *c, const char *name)
 
 /* --- SIGTERM --- */
 
+/* The domain of that name is the one that was made here, and none that had the name before */
+static bool is_own_domain(const struct child_domain *c)
+{
+    FF_AUTO_FREE char *xml = NULL;
+    FF_AUTO_FREE char *uuid = NULL;
+    FF_AUTO_FREE char *own = NULL;
+    struct ff_error ignored;
+
+    return !libvirt_ask(LIBVIRT_XML, c->o.domain, NULL, &xml, &ignored) &&
+           !xml_element(xml, "/domain/uuid", &uuid, &ignored) && uuid &&
+           !xml_element(c->a.domain->xml, "/domain/uuid", &own, &ignored) && own && !strcmp(uuid, own);
+}
+
 /* libvirt ends it in its own way; where that does not answer the kernel does */
 static void end_domain(struct child_domain *c)
 {
@@ -46,7 +60,7 @@ static void end_domain(struct child_domain *c)
 
     if (!d)
         return;
-    int rc = libvirt_ask(LIBVIRT_DESTROY, c->o.domain, NULL, NULL, &ignored);
+    int rc = is_own_domain(c) ? libvirt_ask(LIBVIRT_DESTROY, c->o.domain, NULL, NULL, &ignored) : -EAGAIN;
     if (rc && rc != -ESRCH && rc != -EALREADY && d->qemu_fd >= 0)
         syscall(SYS_pidfd_send_signal, d->qemu_fd, SIGKILL, NULL, 0);
     if (d->fifo)
@@ -165,9 +179,7 @@ static int run_child_domain(struct child_domain *c, bool runs, struct ff_error *
     if (!rc)
         rc = ff_child_wait_run(c->child, err);
     if (!rc && runs)
-        rc = libvirt_ask(LIBVIRT_RESUME, c->o.domain, NULL, NULL, err);
-    if (rc == -EALREADY) /* somebody did so */
-        rc = 0;
+        rc = attach_restore_run(&c->a, err);
     if (!rc)
         rc = ff_child_running(c->child, err);
     if (!rc)

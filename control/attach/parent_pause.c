@@ -190,11 +190,11 @@ static int take_domain(struct parent *p, uint64_t *t, struct ff_error *why)
     int rc = device_state_save(p->q, false, &p->state, &p->state_len, why);
 
     p->times.state = parent_lap(t);
-    if (!rc && p->was_running)
+    if (!rc)
         rc = rested_await(p->q, p->pid, &p->rested, why);
     if (!rc)
         rc = freeze_hold(p->freeze, why);
-    if (!rc && p->was_running)
+    if (!rc) /* whoever lets it go on meanwhile, also one that stood still before */
         rc = rested_check(p->pid, &p->rested, why);
     if (!rc && ff_failpoint("attach.state"))
         rc = ff_error_set(why, EIO, "attach: injected");
@@ -228,8 +228,13 @@ static int take_all(struct parent *p, uint64_t *t, struct ff_error *why)
 /* Our `stop` had an effect, or somebody else's came first: then it is not ours to let the guest go on */
 static int stop_parent(struct parent *p, struct ff_error *why)
 {
-    int rc = qmp_command(p->q, "stop", NULL, NULL, why);
-    bool stopped = p->domain, went_on = false; /* libvirt passes no events on */
+    FF_AUTO_JSON json_t *now = NULL;
+    bool went_on = false;
+    int rc = p->domain ? qmp_command(p->q, "query-status", NULL, &now, why) : 0; /* libvirt passes no events on */
+    bool stopped = json_is_true(json_object_get(now, "running"));
+
+    if (!rc)
+        rc = qmp_command(p->q, "stop", NULL, NULL, why);
 
     qmp_drain(p->q);
     for (json_t *e; (e = qmp_take_event(p->q)); json_decref(e)) {
@@ -274,7 +279,7 @@ int parent_pause(struct parent *p, const json_t *actions, struct ff_error *why)
     take_events_until_now(p);
     const uint64_t start = ff_now_ns();
     uint64_t t = start;
-    int rc = p->domain && p->was_running ? rested_find(p->q, &p->rested, why) : 0;
+    int rc = p->domain ? rested_find(p->q, &p->rested, why) : 0;
     if (!rc && p->was_running)
         rc = stop_parent(p, why);
     if (!rc)

@@ -75,6 +75,7 @@ static int keep_resume(struct domain_books *b, struct ff_error *why)
     if (rc && domain_runs(b))
         rc = 0;
     b->held &= rc != 0;
+    b->planned = false; /* overlays of now are not those of the freeze */
     return rc ? ff_error_context(why, "domain %s stands still: virsh resume it", b->domain) : 0;
 }
 
@@ -245,10 +246,14 @@ static int keep_snapshot(struct domain_books *b, struct ff_error *why)
 
 static int keep_commit(struct domain_books *b, struct ff_error *why)
 {
+    struct ff_error ignored;
     size_t i;
     json_t *m;
     int rc = 0;
 
+    if (json_array_size(b->made) && has_overlays(b, &ignored) != 1) /* what is on top may be another fork's, or a snapshot */
+        return ff_error_set(why, EBUSY, "domain %s: that its disks are this fork's overlays is not known: they stay (virsh "
+                            "domblklist)", b->domain);
     json_array_foreach(b->made, i, m) {
         if (!rc && (rc = libvirt_ask(LIBVIRT_COMMIT, b->domain, text_of(m, "target"), NULL, why)))
             ff_error_context(why, "its overlay %s stays", text_of(m, "overlay"));

@@ -84,7 +84,7 @@ struct clone_place {
 /* On the child's host: make its overlays; and the files to remove at its end */
 json_t *disks_child_steps(const struct disks *d, const struct clone_place *p,
                                 unsigned number);
-/* [{"frozen", "overlay"}]: what becomes of each image that is frozen */
+/* [{"frozen", "empty", "overlay"}]: what becomes of each image that is written to. empty: an overlay of it, "" if none */
 json_t *disks_child_map(const struct disks *d, const struct clone_place *p, unsigned number);
 json_t *disks_child_files(const struct disks *d, const struct clone_place *p,
                                 unsigned number);

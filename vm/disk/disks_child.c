@@ -52,7 +52,9 @@ json_t *disks_child_map(const struct disks *d, const struct clone_place *p, unsi
 
     each_own(d, k) {
         FF_AUTO_FREE char *file = disk_overlay(d, k, p, number);
-        json_array_append_new(list, json_pack("{ss ss}", "frozen", k->frozen, "overlay", file));
+        if (k->writable) /* what is read alone children share */
+            json_array_append_new(list, json_pack("{ss ss ss}", "frozen", k->frozen, "empty", k->empty ? k->empty : "", "overlay",
+                                                  file));
     }
     return list;
 }

@@ -35,10 +35,10 @@ static const char child[] =
     "    <console type='pty'><source path='/dev/pts/3'/></console>\n"
     "    <graphics type='vnc' port='5900' autoport='yes'/>\n  </devices>\n</domain>\n";
 
-static int make_child(const char *more, char **out, struct ff_error *err)
+static int make_child_of(const char *frozen, const char *empty, const char *more, char **out, struct ff_error *err)
 {
     FF_AUTO_FREE char *xml = xprintf(parent, more);
-    json_t *disks = json_pack("[{ss ss}]", "frozen", "/dev/vg/a&b", "overlay", "/scratch/1");
+    json_t *disks = json_pack("[{ss ss ss}]", "frozen", frozen, "empty", empty, "overlay", "/scratch/1");
     struct strv macs = {0};
 
     strv_add(&macs, "52:54:00:aa:bb:cc=52:54:00:00:00:01");
@@ -47,6 +47,25 @@ static int make_child(const char *more, char **out, struct ff_error *err)
     strv_free(&macs);
     json_decref(disks);
     return rc;
+}
+
+static int make_child(const char *more, char **out, struct ff_error *err)
+{
+    return make_child_of("/dev/vg/a&b", "", more, out, err);
+}
+
+/* Else the child would write to its parent's image */
+static void finds_each_disk(void **state)
+{
+    FF_AUTO_FREE char *xml = NULL, *none = NULL;
+    struct ff_error err;
+
+    (void)state;
+    assert_fails(make_child_of("/dev/vg/other", "", "", &none, &err), ENOTSUP);
+    assert_error(err, ENOTSUP, "/dev/vg/other");
+    assert_ok(make_child_of("/images/below", "/images/cd.iso", "", &xml, &err), err);
+    assert_non_null(strstr(xml, "<source file='/scratch/1'/>"));
+    assert_null(strstr(xml, "/images/cd.iso"));
 }
 
 static void own(void **state)
@@ -73,7 +92,7 @@ static void cannot_have(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(own), cmocka_unit_test(cannot_have)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(own), cmocka_unit_test(finds_each_disk), cmocka_unit_test(cannot_have)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
