@@ -49,7 +49,7 @@ static int prepare_move(struct move *m)
 
     if (!rc)
         rc = move_find_parent(m, why);
-    if (!rc && !m->visit)
+    if (!rc && (!m->visit || m->via == VIA_ATTACH)) /* a guest that visits by attaching comes home into another QEMU */
         rc = move_check_starter(m, why);
     if (!rc && m->visit)
         rc = visit_check(m, why);

@@ -233,7 +233,10 @@ void move_attach_say_sides(struct move *m)
     else
         there = side_says(status_there, info_there);
     session_note(&m->s, "here: %s; there: %s", here, there);
-    if (m->outcome == MOVE_UNCLEAR && m->side_pid > 0 && !m->back.go)
+    if (m->visit && m->side_pid > 0)
+        session_note(&m->s, "process %d holds the QEMU here (pid %d), whose memory a guest that visits needs: leave both until that "
+                     "guest is home, or was left where it is for good", (int)m->side_pid, (int)m->s.parent_pid);
+    else if (m->outcome == MOVE_UNCLEAR && m->side_pid > 0 && !m->back.go)
         session_note(&m->s, "process %d holds the QEMU here (pid %d), whatever that is told: end that QEMU by SIGKILL; or where you "
                      "know that the guest never ran there, SIGTERM to process %d, SIGCONT to that QEMU, and cont",
                      (int)m->side_pid, (int)m->s.parent_pid, (int)m->side_pid);

@@ -367,7 +367,9 @@ void visit_stay(struct move *m)
         look_for_call(m);
         say_lost_there(m); /* a signal that came before it says so leaves nothing */
         say_wait(m);
-        if (move_returns(m) || !strcmp(m->status, "completed"))
+        if (m->via == VIA_ATTACH && !strcmp(m->status, "completed"))
+            visit_attach_is_home(m);
+        else if (move_returns(m) || !strcmp(m->status, "completed"))
             follow_by_hand(m);
         else if (v->wanted && !is_paused(m) && ff_now_ms() >= next_ms)
             try_home(m, &next_ms);

@@ -19,6 +19,7 @@
  */
 #include <errno.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,6 +33,7 @@
 #define BACK_TURN_MS 50
 #define END_LIMIT_MS 12000
 #define FIRST_SIDE 3u
+#define HOME_SIDE 2u /* the process beside the QEMU made anew */
 
 /* --- what it has not by attaching --- */
 
@@ -126,6 +128,13 @@ static void let_go_of_home(struct move *m, bool is_here)
 
 /* --- the process there that sends it --- */
 
+static bool is_status(const json_t *info, const char *a, const char *b)
+{
+    const char *status = text_of(info, "status");
+
+    return !strcmp(status, a) || !strcmp(status, b);
+}
+
 static struct vm *side_back(struct move *m)
 {
     return &m->s.vms[m->visit->side - 1];
@@ -151,6 +160,16 @@ static int start_side_back(struct move *m, struct ff_error *why)
     return 0;
 }
 
+/* It did not take `migrate`, and says so: nothing of its command is on its way. Without an answer it may be */
+static bool has_not_begun(struct move *m)
+{
+    FF_AUTO_JSON json_t *info = NULL;
+    struct ff_error ignored;
+
+    return !move_ask_child(m, m->visit->side, "query-migrate", NULL, &info, &ignored) &&
+           (is_status(info, "none", "failed") || is_status(info, "cancelled", "cancelled"));
+}
+
 static int send_back(struct move *m, struct ff_error *why)
 {
     struct visit *v = m->visit;
@@ -162,9 +181,13 @@ static int send_back(struct move *m, struct ff_error *why)
         rc = session_send_key(&v->home->s, move_host(m), why);
     if (!rc)
         rc = move_ask_first(m, v->side, NULL, NULL, why);
-    if (!rc)
+    if (!rc) {
+        v->home->sent = true;
         rc = move_ask_child(m, v->side, "migrate", json_pack("{ss}", "uri", uri), NULL, why);
-    v->home->sent = !rc;
+        if (rc && !has_not_begun(m))
+            rc = 0; /* it is followed, as one that began */
+        v->home->sent = !rc;
+    }
     if (!rc)
         move_ask_child(m, v->side, "object-del", json_pack("{ss}", "id", KEY_SECRET), NULL, &ignored);
     move_forget_answer(m);
@@ -180,18 +203,11 @@ static void goes_on_there(struct move *m)
     struct ff_error ignored;
 
     if (!move_ask(m, "query-status", NULL, &status, &ignored) && json_is_false(json_object_get(status, "running")) &&
-        strcmp(m->visit->had, "paused"))
+        !strcmp(m->visit->had, "running"))
         move_ask(m, "cont", NULL, NULL, &ignored);
 }
 
 /* --- and followed --- */
-
-static bool is_status(const json_t *info, const char *a, const char *b)
-{
-    const char *status = text_of(info, "status");
-
-    return !strcmp(status, a) || !strcmp(status, b);
-}
 
 static uint64_t visit_number(const json_t *info, const char *key)
 {
@@ -229,13 +245,30 @@ static void reap_old(struct move *m)
 
     qmp_free(m->s.qmp);
     m->s.qmp = NULL;
-    while (m->side_pid > 0 && waitpid(m->side_pid, NULL, WNOHANG) == 0 && ff_now_ms() < end)
+    int over = 0;
+    while (m->side_pid > 0 && !(over = waitpid(m->side_pid, NULL, WNOHANG)) && ff_now_ms() < end)
         session_turn(&m->visit->home->s, BACK_TURN_MS);
+    if (m->side_pid > 0 && !over && !m->starter && !kill(m->side_pid, SIGKILL)) /* it was not told; its QEMU ends with it */
+        waitpid(m->side_pid, NULL, 0);
     m->side_pid = 0;
     m->s.parent_gone = true;
-    if (!session_has_parent_ended(&m->s))
+    if (!session_has_parent_ended(&m->s) && m->starter)
+        session_note(&m->s, "the QEMU that the guest went from (pid %d) was kept: its end may start another one, or remove what "
+                     "the guest uses, by %s. See to that first, then end it", (int)m->s.parent_pid, m->starter);
+    else if (!session_has_parent_ended(&m->s))
         session_note(&m->s, "the QEMU that the guest went from (pid %d) was not ended: nobody needs it any more",
                      (int)m->s.parent_pid);
+}
+
+static void say_state_here(struct move *m)
+{
+    FF_AUTO_JSON json_t *status = NULL;
+    struct ff_error why;
+
+    if (move_ask(m->visit->home, "query-status", NULL, &status, &why))
+        session_note(&m->s, "whether the guest runs here is not known: %s", why.text);
+    else if (*m->visit->had && strcmp(text_of(status, "status"), m->visit->had))
+        session_note(&m->s, "the guest is %s here, and was %s there", text_of(status, "status"), m->visit->had);
 }
 
 static void on_home(struct move *m, const json_t *here)
@@ -247,6 +280,7 @@ static void on_home(struct move *m, const json_t *here)
     v->back_bytes = FF_MAX(v->back_bytes, visit_number(here, "prefill-bytes") + visit_number(here, "fault-bytes"));
     if (down)
         v->downtime_ms = (double)json_integer_value(down);
+    say_state_here(m);
     reap_old(m);
     link_socket(m);
     let_go_of_home(m, true);
@@ -255,14 +289,40 @@ static void on_home(struct move *m, const json_t *here)
     over_as(m, MOVE_HOME, text ? text : "");
 }
 
+/* The QEMU made anew takes no GO any more, as the process beside it says now, or never ran the guest, as its agent knows. That who
+ * sends it has ended is no proof: so it does once all of it is here */
+static bool is_refused_here(struct move *m)
+{
+    struct move *h = m->visit->home;
+    FF_AUTO_JSON json_t *now = NULL;
+    struct ff_error ignored;
+
+    if (move_child(h)->never_ran)
+        return true;
+    return !move_ask_child(h, HOME_SIDE, "query-migrate", NULL, &now, &ignored) &&
+           (is_status(now, "failed", "cancelled") || is_status(now, "pre-switchover", "pre-switchover"));
+}
+
+/* Who sends it is still in doubt, perhaps, and holds the guest */
+static void tell_not_started(struct move *m)
+{
+    struct ff_error ignored;
+
+    if (move_child(m->visit->home)->never_ran)
+        move_ask_child(m, m->visit->side, "x-rdma-postcopy-not-started",
+                       json_pack("{ss}", "mark", move_child(m->visit->home)->mark), NULL, &ignored);
+}
+
 /* 0: decided, or it goes on; -EIO: the guest stays there, and @why says the reason */
 static int look_before(struct move *m, const json_t *here, const json_t *there, struct ff_error *why)
 {
     const struct move *h = m->visit->home;
     const struct vm *back = side_back(m), *new_qemu = &h->s.vms[0], *new_side = &h->s.vms[1];
+    bool has_ended = back->state == VM_FAILED || back->state == VM_ENDED;
 
-    if (!is_status(there, "failed", "cancelled") && back->state != VM_FAILED && back->state != VM_ENDED)
+    if (!is_status(there, "failed", "cancelled") && !((has_ended || new_qemu->never_ran) && is_refused_here(m)))
         return 0;
+    tell_not_started(m);
     return ff_error_set(why, EIO, "there: %s; here: %s", back->state == VM_FAILED ? back->error : text_of(there, "error-desc"),
                         new_side->state == VM_FAILED   ? new_side->error
                         : new_qemu->state == VM_FAILED ? new_qemu->error
@@ -281,6 +341,25 @@ static bool leave_home(struct move *m, const char *because)
     return true;
 }
 
+/* What the process beside the QEMU made anew says; once that has ended, its exit code. Not that QEMU: it calls its load completed */
+static void ask_new_side(struct move *m, json_t **here)
+{
+    struct move *h = m->visit->home;
+    const struct vm *side = move_side(h);
+    struct ff_error ignored;
+
+    if (side->state == VM_STARTED)
+        move_ask_child(h, HOME_SIDE, "query-migrate", NULL, here, &ignored);
+    else if (side->ended_well)
+        *here = json_pack("{ss}", "status", "completed");
+    else if (m->visit->runs_here) {
+        FF_AUTO_FREE char *text = xprintf("the process beside its QEMU here has ended: %s: the guest is here, and a CPU that touches "
+                                          "missing memory waits for ever: save what you can from inside, then start the guest anew",
+                                          side->error);
+        over_as(m, MOVE_BROKEN, text);
+    }
+}
+
 static int follow_home(struct move *m, struct ff_error *why)
 {
     struct visit *v = m->visit;
@@ -294,7 +373,7 @@ static int follow_home(struct move *m, struct ff_error *why)
         struct ff_error ignored;
 
         session_turn(&v->home->s, 0);
-        move_ask(v->home, "query-migrate", NULL, &here, &ignored);
+        ask_new_side(m, &here);
         if (side_back(m)->state == VM_STARTED)
             move_ask_child(m, v->side, "query-migrate", NULL, &there, &ignored);
         if (!v->runs_here && (is_status(here, "postcopy-active", "completed"))) {
@@ -305,7 +384,7 @@ static int follow_home(struct move *m, struct ff_error *why)
         v->back_bytes = FF_MAX(v->back_bytes, v->runs_here ? visit_number(here, "prefill-bytes") + visit_number(here, "fault-bytes") : 0);
         if (is_status(here, "completed", "completed"))
             on_home(m, here);
-        else if (!v->runs_here)
+        else if (!v->runs_here && !v->over)
             rc = look_before(m, here, there, why);
         snprintf(now, sizeof(now), "%.20s %.20s %llu", text_of(here, "status"), text_of(there, "status"),
                  (unsigned long long)visit_number(here, "present-bytes"));
@@ -342,4 +421,10 @@ int visit_attach_home(struct move *m, struct ff_error *why)
         *why = first;
     }
     return rc;
+}
+
+void visit_attach_is_home(struct move *m)
+{
+    m->visit->home_ms = ff_now_exact_ms();
+    over_as(m, MOVE_HOME, "somebody else brought it home, into another QEMU");
 }

@@ -217,6 +217,7 @@ def does_not_come(t, accel):
                     raise Failed(f'{status(b)}: {v.result}')
                 reports(b)
                 kill(v.base, v.name)
+            os.kill(side_here(v), signal.SIGKILL)   # it holds the QEMU here on
 
 
 @contextlib.contextmanager
