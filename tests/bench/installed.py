@@ -49,7 +49,7 @@ def main():
     with tempfile.TemporaryDirectory(prefix='ff-installed-') as folder:
         folder = os.path.realpath(folder)
         prefix = os.path.join(folder, 'root', 'usr')
-        if run(['make', '-C', TOP, 'install', f'BUILD={BUILD}', 'PREFIX=/usr',
+        if run(['make', '-C', TOP, 'install', 'install-qemu', f'BUILD={BUILD}', 'PREFIX=/usr',
                 f'DESTDIR={os.path.dirname(prefix)}'], env=env):
             return 1
         code = run([os.path.join(prefix, 'bin', 'farfork'), *BENCH], cwd=folder, env=env)
