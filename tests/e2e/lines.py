@@ -23,7 +23,7 @@ import report
 from attaching import Move, check_left_here
 from common import Failed, check_ledger, say, status, wait_for
 from farfork_move import there
-from forked import (Child, Clone, Parent, check_nothing_left, hosts_of_their_own, kill, snapshot)
+from forked import (ENVIRON, Child, Clone, Parent, check_nothing_left, hosts_of_their_own, kill, snapshot)
 from lineplace import Console, Here, Line
 from qemu import GuestError
 from refuse_memory import Backend
@@ -148,7 +148,8 @@ def logs_of(result):
 
 def fork_line(t, parent):
     before = snapshot(parent) if parent.here.micro else None
-    with Clone(t, parent, 2, *vouched(parent)) as c:
+    # these QEMUs have modules of their own
+    with Clone(t, parent, 2, *vouched(parent), environ=dict.fromkeys(ENVIRON, '')) as c:
         if c.end() or [r['state'] for r in c.children] != ['complete'] * 2:
             raise Failed(f'vmclone: {c.result} {c.err[-600:]} {logs_of(c.result)}')
         for note in c.result.get('notes', []):

@@ -80,7 +80,7 @@ def learned(t, accel):
             raise Failed(f'{second["faults"]} faults after {first["faults"]}: {second["notes"]}')
         if not BUDGET << 19 <= second['bytes']['by_prefill'] <= (BUDGET << 20) + CHUNK:
             raise Failed(f'a budget of {BUDGET} MiB: {second["bytes"]}')
-        if not 0 < second['bytes']['back'] <= second['bytes']['by_prefill'] * 3 // 4:
+        if not 0 < second['bytes']['back'] <= second['bytes']['present'] * 3 // 4:
             raise Failed(f'what it did not write came back: {first["bytes"]} {second["bytes"]}')
         log.check(a, sweeps=1)
 
