@@ -44,15 +44,6 @@
 #define USERFAULTFD_IOC_NEW _IO(0xAA, 0x00)
 #endif
 
-#ifndef UFFD_FEATURE_WP_UNPOPULATED
-#define UFFD_FEATURE_WP_UNPOPULATED (1 << 13)
-#endif
-#ifndef UFFD_FEATURE_WP_ASYNC /* Linux 6.7 */
-#define UFFD_FEATURE_WP_ASYNC (1 << 15)
-#endif
-
-#define LOG_FEATURES (UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_WP_HUGETLBFS_SHMEM | UFFD_FEATURE_WP_UNPOPULATED | \
-                      UFFD_FEATURE_WP_ASYNC)
 #define DEVICE "/dev/userfaultfd"
 #define PART_BYTES (1ull << 30) /* one call frees so much: a call has a limit of time */
 
@@ -158,7 +149,7 @@ static int make_there(struct inject *in, void *opaque, struct ff_error *err)
 
 int watch_take(struct watch *w, struct ff_error *err)
 {
-    struct uffdio_api api = {.api = UFFD_API, .features = w->logs ? LOG_FEATURES : 0};
+    struct uffdio_api api = {.api = UFFD_API, .features = w->logs ? WATCH_LOG_FEATURES : 0};
 
     w->fd = outside_take_fd(w->pid, w->there);
     if (w->fd < 0)

@@ -40,20 +40,12 @@
 #include "cleanup.h"
 #include "inject.h"
 #include "pagemap.h"
+#include "watch_private.h"
 #include "written.h"
 #include "xalloc.h"
 
-#ifndef UFFD_FEATURE_WP_UNPOPULATED
-#define UFFD_FEATURE_WP_UNPOPULATED (1 << 13)
-#endif
-#ifndef UFFD_FEATURE_WP_ASYNC /* Linux 6.7 */
-#define UFFD_FEATURE_WP_ASYNC (1 << 15)
-#endif
-
 #define RANGES 512u
 #define PART_BYTES (64ull << 20) /* vCPUs that touch it wait for so much to be protected: a millisecond */
-#define FEATURES (UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_WP_HUGETLBFS_SHMEM | UFFD_FEATURE_WP_UNPOPULATED | \
-                  UFFD_FEATURE_WP_ASYNC)
 
 static int no_kernel(struct ff_error *err)
 {
@@ -122,7 +114,7 @@ static int make_log_there(struct inject *in, void *opaque, struct ff_error *err)
 
 static int log_blocks(const struct written *w, struct ff_error *err)
 {
-    struct uffdio_api api = {.api = UFFD_API, .features = FEATURES};
+    struct uffdio_api api = {.api = UFFD_API, .features = WATCH_LOG_FEATURES};
 
     if (ioctl(w->fd, UFFDIO_API, &api))
         return errno == EINVAL ? no_kernel(err)

@@ -177,25 +177,6 @@ static void test_memory(void **state)
                  "\"mem-path\":\"/x\",\"share\":true}", "-object", "iothread,id=t");
 }
 
-static void assert_dead_end(const char *hub, const char *tap)
-{
-    FF_AUTO_FREE char *there = net_dead_end_tap(hub, 7), *back = net_dead_end_hub(tap, 1);
-
-    assert_string_equal(there, tap);
-    assert_string_equal(back, hub);
-}
-
-/* A hub that leads nowhere is a tap that does, where QEMU has no such hub */
-static void test_dead_ends(void **state)
-{
-    (void)state;
-    assert_dead_end("hubport,id=a,hubid=1178992641", "tap,id=a,fd=7");
-    assert_dead_end("{\"type\":\"hubport\",\"id\":\"a\",\"hubid\":1178992641}",
-                    "{\"type\":\"tap\",\"id\":\"a\",\"fd\":\"7\"}");
-    assert_null(net_dead_end_tap("hubport,id=a,hubid=3", 7));
-    assert_null(net_dead_end_tap("user,id=a", 7));
-}
-
 static void test_net(void **state)
 {
     (void)state;
@@ -611,6 +592,6 @@ UNIT_MAIN(cmocka_unit_test(test_by_attach), cmocka_unit_test(test_same), cmocka_
           cmocka_unit_test(test_chardevs), cmocka_unit_test(test_tpm),
           cmocka_unit_test(test_fdsets), cmocka_unit_test(test_files),
           cmocka_unit_test(test_memory), cmocka_unit_test(test_net),
-          cmocka_unit_test(test_queues), cmocka_unit_test(test_dead_ends), cmocka_unit_test(test_disks),
+          cmocka_unit_test(test_queues), cmocka_unit_test(test_disks),
           cmocka_unit_test(test_again), cmocka_unit_test(test_refused), cmocka_unit_test(test_move),
           cmocka_unit_test(test_policies), cmocka_unit_test(test_relative), cmocka_unit_test(test_drop_loader), cmocka_unit_test(test_disk_without_option), cmocka_unit_test(test_programs))
