@@ -88,7 +88,7 @@ char *visit_by_hand(const struct move *m); /* how a person brings it home; to be
 #define VISIT_BACK_QMP "1.back.qmp" /* a monitor of the QEMU there, for who sends it home */
 int visit_attach_check(const struct move *m, struct ff_error *why);
 int visit_attach_home(struct move *m, struct ff_error *why);
-void visit_attach_is_home(struct move *m); /* by another program: the QEMU here has ended */
+void visit_attach_is_home(struct move *m); /* by another program, as the process beside the QEMU here says */
 
 /* visit_data.c. Plug all of it in there; unplug it: -ETIMEDOUT, -EPERM: the guest keeps one */
 int visit_data_parse(struct visit *v, struct ff_error *why);

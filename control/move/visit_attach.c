@@ -27,6 +27,7 @@
 #include <unistd.h>
 
 #include "autojson.h"
+#include "failpoint.h"
 #include "qmp_secret.h"
 #include "visit.h"
 
@@ -43,7 +44,10 @@ int visit_attach_check(const struct move *m, struct ff_error *why)
     const char *no = m->back.go       ? "--fallback go"
                      : v->o.word      ? "--serve"
                      : v->o.budget_mib ? "--budget" : NULL;
+    int rc = ff_failpoints_start(why);
 
+    if (rc)
+        return rc;
     return no ? ff_error_set(why, ENOTSUP, "%s: %s: a QEMU with Farfork's patches has that alone", m->s.o.parent_path, no) : 0;
 }
 
@@ -184,6 +188,8 @@ static int send_back(struct move *m, struct ff_error *why)
     if (!rc) {
         v->home->sent = true;
         rc = move_ask_child(m, v->side, "migrate", json_pack("{ss}", "uri", uri), NULL, why);
+        if (!rc && ff_failpoint("visit.sent"))
+            rc = ff_error_set(why, ETIMEDOUT, "migrate: injected");
         if (rc && !has_not_begun(m))
             rc = 0; /* it is followed, as one that began */
         v->home->sent = !rc;
@@ -374,6 +380,7 @@ static int follow_home(struct move *m, struct ff_error *why)
 
         session_turn(&v->home->s, 0);
         ask_new_side(m, &here);
+        ff_failpoint("visit.look");
         if (side_back(m)->state == VM_STARTED)
             move_ask_child(m, v->side, "query-migrate", NULL, &there, &ignored);
         if (!v->runs_here && (is_status(here, "postcopy-active", "completed"))) {
@@ -425,6 +432,8 @@ int visit_attach_home(struct move *m, struct ff_error *why)
 
 void visit_attach_is_home(struct move *m)
 {
-    m->visit->home_ms = ff_now_exact_ms();
-    over_as(m, MOVE_HOME, "somebody else brought it home, into another QEMU");
+    over_as(m, MOVE_UNCLEAR, "another program brought the guest home, into a QEMU that this one does not know: the process beside the QEMU here "
+            "says that all of it came, and whether it runs is for that program to say");
+    if (m->side_pid > 0 && waitpid(m->side_pid, NULL, WNOHANG) > 0)
+        m->side_pid = 0;
 }

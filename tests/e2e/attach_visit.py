@@ -157,6 +157,27 @@ def pid_here(visit):
     return next(k['pid'] for f in listed(visit.base) if f['id'].startswith(visit.name + '-home-') for k in f['children'])
 
 
+def slow_to_look(t, accel):
+    """`migrate` is not answered; and while it looks away all of it comes home, and who sent it ends: that is no failure."""
+    log = Ledger(t)
+    with Parent(t, accel, 'anon', mem_mib=MIB, load=SOME) as a:
+        a.start_load()
+        option, end = until(t, 'slow-end')
+        with Visit(t, a, *option, name='slow', faults='visit.sent=fail@1,visit.look=delay:2000000@1') as v:
+            v.away()
+            log.leaves(a)
+            with There(t, 'slow-there', folder_there(v), pid_there(v)) as b:
+                common.write_file(end, '')
+                v.end(0, 'home')    # who could say how much came has ended by then, perhaps
+                if v.result['tries'] != 1 or not v.result['parent_ended']:
+                    raise Failed(f'{v.result}')
+                log.leaves(b)
+            with There(t, 'slow-home', folder_here(v), pid_here(v)) as guest:
+                log.check(guest, sweeps=1)
+            for f in listed(v.base):
+                kill(v.base, f['id'])
+
+
 def stays_home(t, log, visit, b, name):
     """Its command has ended: the guest is here again, by the name that its socket had."""
     visit.end(0, 'home')
@@ -263,6 +284,7 @@ def run(t):
     for name, case in chosen(
             ('returns that fail', lambda: fails_first(t, accel)),
             ('farfork visit', lambda: visits(t, accel, 'memfd')),
+            ('farfork visit that looks away', lambda: slow_to_look(t, accel)),
             ('farfork visit, and no way home', lambda: does_not_come(t, accel)),
             ('who attaches is killed while it is there', lambda: side_killed(t, accel)),
             ('farfork visit is killed on the way home', lambda: visit_killed(t, accel)),
