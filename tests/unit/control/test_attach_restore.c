@@ -3,6 +3,7 @@
  * test_attach_restore.c - what a restore of the test's own reads from the FIFO: of libvirt 9, which opens it once, of 11.2,
  * which opens it twice, and of one that refuses
  */
+#include "fake_libvirt.h"
 #include "unit.h"
 
 #include <fcntl.h>
@@ -66,21 +67,6 @@ static const struct virt_error *fake_error(void)
     static const struct virt_error refuses = {.code = 1, .message = (char *)"no such disk"};
 
     return &refuses;
-}
-
-static struct virt_connect *fake_open(const char *uri)
-{
-    return (void *)(uintptr_t)uri;
-}
-
-static int fake_fine(struct virt_connect *c)
-{
-    return !c;
-}
-
-static int fake_is_alive(struct virt_connect *c)
-{
-    return c != NULL;
 }
 
 static int fake_version(struct virt_connect *c, unsigned long *version)

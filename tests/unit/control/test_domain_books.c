@@ -2,6 +2,7 @@
  *
  * test_domain_books.c - what becomes of a domain's overlays by what libvirt says of them, with one of the test's own
  */
+#include "fake_libvirt.h"
 #include "unit.h"
 
 #include <fcntl.h>
@@ -60,21 +61,6 @@ static const struct virt_error *fake_error(void)
     static const struct virt_error no_room = {.code = 1, .message = (char *)"no room"};
 
     return &no_room;
-}
-
-static struct virt_connect *fake_open(const char *uri)
-{
-    return (void *)(uintptr_t)uri;
-}
-
-static int fake_fine(struct virt_connect *c)
-{
-    return !c;
-}
-
-static int fake_is_alive(struct virt_connect *c)
-{
-    return c != NULL;
 }
 
 static struct virt_domain *fake_lookup(struct virt_connect *c, const char *name)
