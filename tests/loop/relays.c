@@ -40,7 +40,7 @@ static void agents_are(unsigned n, const char *more, const char *faults)
         f[i]->options = options;
         f[i]->n_children = 2;
         f[i]->resumes = true;
-        f[i]->faults = i ? NULL : faults;
+        f[i]->faults = i ? "dest.around=fail" : faults; /* no fault brings the page that is left to the background */
         f[i]->await_feed_ms = i ? 10000 : 0;
     }
 }
