@@ -33,7 +33,8 @@ struct libvirt_call {
     char *domain, *text;
     int fd, over; /* @over: an eventfd */
     atomic_int users; /* who asks, and the thread */
-    /* the thread's, until @over */
+    /* the thread's, until it has set @is_over and written @over */
+    atomic_bool is_over;
     struct virt_connect *c;
     struct virt_domain *d;
     char *answer;
@@ -266,6 +267,7 @@ static void *call_main(void *opaque)
         c->v->domain_free(c->d);
     if (c->c)
         c->v->connect_close(c->c);
+    atomic_store(&c->is_over, true);
     eventfd_write(c->over, 1);
     release_call(c);
     return NULL;
@@ -313,7 +315,7 @@ int libvirt_end(struct libvirt_call *c, int limit_ms, char **answer, struct ff_e
         uint64_t now = ff_now_ms();
         n = poll(&p, 1, now < end ? (int)(end - now) : 0);
     } while (n < 0 && errno == EINTR);
-    if (n <= 0)
+    if (n <= 0 || !atomic_load(&c->is_over))
         rc = ff_error_set(err, ETIMEDOUT, "libvirt: %s %s: no answer within %d ms", op_name(c->op),
                           c->domain ? c->domain : "a domain", limit_ms);
     else

@@ -59,10 +59,12 @@ static void all_moved(bool tcp)
         loop_skip("this kernel moves no pages: Linux 6.8 does");
     m = a_move(tcp, "");
     move_run(&m);
-    must(m.dst.stats.bytes_moved && m.dst.stats.bytes_moved == m.dst.stats.bytes_prefill);
-    must(!m.dst.stats.bytes_copied);
-    if (!UNDER_SANITIZER)
+    must(m.dst.stats.bytes_moved);
+    if (!UNDER_SANITIZER) { /* which may be too slow for a pool that is ahead of the reads, and maps memory of its own */
+        must(m.dst.stats.bytes_moved == m.dst.stats.bytes_prefill);
+        must(!m.dst.stats.bytes_copied);
         must(resident() < before + ALL + ALL / 4);
+    }
     move_must_succeed(&m);
 }
 

@@ -6,19 +6,22 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <stdatomic.h>
 #include <sys/mman.h>
 
 #include "libvirt.h"
 #include "libvirt_calls.h"
 #include "xalloc.h"
 
+/* A thread that nobody waits for any more may still be in it */
 static struct {
-    int connections, alive, references; /* made; the number of the one that lives; held of all */
-    int lookups, suspended, code;
-    bool down; /* nobody listens */
-    struct virt_error error;
+    atomic_int connections, alive, references; /* made; the number of the one that lives; held of all */
+    atomic_int lookups, suspended;
+    atomic_bool down; /* nobody listens */
     int slow[2]; /* a pipe: suspend waits for its end */
 } fake;
+
+static _Thread_local struct virt_error fake_last; /* as libvirt's is */
 
 static struct virt_connect *as_connection(int number)
 {
@@ -27,13 +30,13 @@ static struct virt_connect *as_connection(int number)
 
 static int refuse(int code, const char *message)
 {
-    fake.error = (struct virt_error){.code = code, .message = (char *)message};
+    fake_last = (struct virt_error){.code = code, .message = (char *)message};
     return -1;
 }
 
 static const struct virt_error *fake_error(void)
 {
-    return &fake.error;
+    return &fake_last;
 }
 
 static struct virt_connect *fake_open(const char *uri)
@@ -42,8 +45,7 @@ static struct virt_connect *fake_open(const char *uri)
     if (fake.down && refuse(38, "Failed to connect socket"))
         return NULL;
     fake.references++;
-    fake.alive = ++fake.connections;
-    return as_connection(fake.alive);
+    return as_connection(fake.alive = ++fake.connections);
 }
 
 static int fake_close(struct virt_connect *c)
@@ -62,7 +64,7 @@ static int fake_ref(struct virt_connect *c)
 
 static int fake_is_alive(struct virt_connect *c)
 {
-    fake.error = (struct virt_error){0}; /* as each call of libvirt's begins */
+    fake_last = (struct virt_error){0}; /* as each call of libvirt's begins */
     return c == as_connection(fake.alive);
 }
 
@@ -238,7 +240,7 @@ static void no_answer(void **state)
     assert_int_equal(poll(&p, 1, 0), 0);
     close(fake.slow[1]);
     assert_fails(libvirt_end(c, 10000, NULL, &err), EALREADY);
-    for (int i = 0; i < 1000 && __atomic_load_n(&fake.references, __ATOMIC_SEQ_CST) > 1; i++)
+    for (int i = 0; i < 1000 && fake.references > 1; i++)
         poll(NULL, 0, 10); /* the first one's thread ends, too, which nobody waits for */
     close(fake.slow[0]);
     fake.slow[0] = 0;
