@@ -30,6 +30,7 @@ struct pm_scan_arg {
 /* Of an entry: Documentation/admin-guide/mm/pagemap.rst */
 #define FF_PM_PRESENT (1ull << 63)
 #define FF_PM_SWAPPED (1ull << 62) /* or poisoned */
+#define FF_PM_FILE (1ull << 61)    /* of a file: where it is mapped privately, not written */
 #define FF_PM_ALONE (1ull << 56)   /* nobody else maps the page */
 
 int ff_pagemap_open(void); /* or -1 */

@@ -184,40 +184,74 @@ static enum outside_kind kind_of(const struct outside_vma *v)
                : OUTSIDE_MEMFD;
 }
 
+/* What holds a block: @span, and all of @out but its descriptor */
+static int look_at_memory(pid_t pid, const struct outside_block *b, struct outside_span *span, struct outside_memory *out,
+                          struct ff_error *err)
+{
+    FF_AUTO_FREE struct outside_vma *v = NULL;
+    unsigned n;
+    int rc = outside_read_maps(pid, false, &v, &n, err);
+
+    if (!rc)
+        rc = outside_find_span(v, n, b, span, err);
+    if (!rc)
+        *out = (struct outside_memory){.fd = -1, .fd_offset = span->of.offset,
+                                       .kind = kind_of(&span->of), .is_shared = span->of.is_shared,
+                                       .has_file = span->of.is_shared || span->of.inode,
+                                       .is_hugetlb = b->psize > (uint32_t)sysconf(_SC_PAGESIZE)};
+    return rc;
+}
+
+/* It is all of the block's */
+static int check_memory_file(const struct outside_block *b, const struct outside_vma *of, struct outside_memory *out,
+                             struct ff_error *err)
+{
+    struct statfs fs;
+    struct stat st;
+
+    if (!fstatfs(out->fd, &fs))
+        out->is_hugetlb = fs.f_type == HUGETLBFS_MAGIC;
+    if (fstat(out->fd, &st) || !S_ISREG(st.st_mode) || (uint64_t)st.st_size >= out->fd_offset + b->len_bytes)
+        return 0;
+    ff_close_fd(&out->fd);
+    return ff_error_set(err, EFBIG,
+                        "memory of %s: open '%s': the file ends before the memory does (%jd "
+                        "bytes, want %" PRIu64 "): give it its whole length", b->name,
+                        of->name, (intmax_t)st.st_size, out->fd_offset + b->len_bytes);
+}
+
 int outside_open(pid_t pid, const struct outside_block *b, bool writable,
                  struct outside_memory *out, struct ff_error *err)
 {
-    FF_AUTO_FREE struct outside_vma *v = NULL;
     struct outside_span span;
-    struct statfs fs;
-    struct stat st;
-    unsigned n;
-    int rc;
+    int rc = look_at_memory(pid, b, &span, out, err);
 
-    if ((rc = outside_read_maps(pid, false, &v, &n, err)) ||
-        (rc = outside_find_span(v, n, b, &span, err)))
+    if (rc || !span.of.is_shared || !span.of.inode)
         return rc;
-    *out = (struct outside_memory){.fd = -1, .fd_offset = span.of.offset,
-                                   .kind = kind_of(&span.of), .is_shared = span.of.is_shared,
-                                   .has_file = span.of.is_shared || span.of.inode,
-                                   .is_hugetlb = b->psize > (uint32_t)sysconf(_SC_PAGESIZE)};
-    if (!span.of.is_shared || !span.of.inode)
-        return 0;
     struct file_search s = {.of = &span.of, .writable = writable, .fd = -1};
     if ((rc = find_memory_file(pid, &s, err)))
         return ff_error_context(err, "memory of %s", b->name);
     out->fd = s.fd;
-    if (s.fd < 0)
-        return 0;
-    if (!fstatfs(s.fd, &fs))
-        out->is_hugetlb = fs.f_type == HUGETLBFS_MAGIC;
-    if (!fstat(s.fd, &st) && S_ISREG(st.st_mode) &&
-        (uint64_t)st.st_size < out->fd_offset + b->len_bytes) {
-        ff_close_fd(&out->fd);
-        return ff_error_set(err, EFBIG,
-                            "memory of %s: open '%s': the file ends before the memory does (%jd "
-                            "bytes, want %" PRIu64 "): give it its whole length", b->name,
-                            span.of.name, (intmax_t)st.st_size, out->fd_offset + b->len_bytes);
-    }
-    return 0;
+    return s.fd < 0 ? 0 : check_memory_file(b, &span.of, out, err);
+}
+
+int outside_open_view(pid_t pid, pid_t holder, const struct outside_block *b, struct outside_memory *out, struct ff_error *err)
+{
+    struct outside_span span;
+    int rc = look_at_memory(pid, b, &span, out, err);
+
+    if (rc)
+        return rc;
+    if (out->is_shared || out->kind != OUTSIDE_MEMFD)
+        return ff_error_set(err, ENOTSUP, "memory of %s: process %d has no private view of a memfd there", b->name, (int)pid);
+    struct file_search s = {.of = &span.of, .fd = -1};
+    rc = find_memory_file(pid, &s, err);
+    if (!rc && s.fd < 0 && holder > 0)
+        rc = each_fd_of(holder, try_memory_fd, &s, err);
+    if (rc < 0)
+        return ff_error_context(err, "memory of %s", b->name);
+    out->fd = s.fd;
+    return s.fd < 0 ? ff_error_set(err, EACCES, "memory of %s: the file behind its private view in process %d cannot be opened: run "
+                                   "farfork as root", b->name, (int)pid)
+                    : check_memory_file(b, &span.of, out, err);
 }

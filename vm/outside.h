@@ -128,6 +128,18 @@ int outside_locate(pid_t pid, struct outside_block *b, struct ff_error *err);
 int outside_open(pid_t pid, const struct outside_block *b, bool writable,
                  struct outside_memory *out, struct ff_error *err);
 
+/**
+ * outside_open_view() - open for reading the memfd of which a block is a private view
+ * @holder: another process that may have the file open, where @pid does not; 0: none
+ * @out:    as outside_open(); its @fd is that of the file behind the view
+ *
+ * What is in the file and not in the view is what that process has not written.
+ *
+ * Return: 0; -ENOTSUP: the block is no private view, or one of a named file, which others may write; -EACCES: nobody who has
+ *         it open can be asked, and this process may not open /proc/PID/map_files; else as outside_open()
+ */
+int outside_open_view(pid_t pid, pid_t holder, const struct outside_block *b, struct outside_memory *out, struct ff_error *err);
+
 /* Descriptor @number of a process: a duplicate, the caller's; -EBADF: it has none; else -errno */
 int outside_take_fd(pid_t pid, int number);
 

@@ -13,6 +13,7 @@
  *              private memory   protect what is there      -> written: what is there and not protected
  *              shared memory    protect all, with markers  -> written: what is not known to be protected
  *                               in empty page tables
+ *              private view     nothing to protect         -> written: what is there, and no page of the file
  *
  * Invariants   1. This process alone has the userfaultfd. When it ends in whatever way the kernel takes all of it
  *                 away; no reader is needed, so no thread there ever waits.
@@ -193,10 +194,9 @@ static int protect_there(const struct written *w, const struct outside_block *b,
     return scan_block(w, b, written_there(PM_SCAN_WP_MATCHING), forget, NULL, err);
 }
 
-static int written_open(struct written *w, pid_t pid, const struct outside_block *b, unsigned n, struct ff_error *err)
+static int written_open(struct written *w, pid_t pid, const struct outside_block *b, unsigned n, int rc, struct ff_error *err)
 {
     FF_AUTO_FREE char *path = xprintf("/proc/%d/pagemap", (int)pid);
-    int rc = written_possible(err);
 
     *w = (struct written){.pid = pid, .fd = -1, .pagemap = -1, .blocks = b, .n = n};
     w->is_shared = calloc(n + 1, sizeof(*w->is_shared));
@@ -210,7 +210,7 @@ static int written_open(struct written *w, pid_t pid, const struct outside_block
 int written_begin(struct written *w, pid_t pid, unsigned filters, const struct outside_block *b, unsigned n,
                   struct ff_error *err)
 {
-    int rc = written_open(w, pid, b, n, err);
+    int rc = written_open(w, pid, b, n, written_possible(err), err);
 
     for (unsigned i = 0; i < n && !rc; i++) {
         struct outside_memory m = {.fd = -1};
@@ -232,7 +232,7 @@ int written_begin(struct written *w, pid_t pid, unsigned filters, const struct o
 
 int written_look(struct written *w, pid_t pid, const struct outside_block *b, unsigned n, struct ff_error *err)
 {
-    int rc = written_open(w, pid, b, n, err);
+    int rc = written_open(w, pid, b, n, written_possible(err), err);
 
     w->file = calloc(n + 1, sizeof(*w->file));
     if (!rc && !w->file)
@@ -246,6 +246,22 @@ int written_look(struct written *w, pid_t pid, const struct outside_block *b, un
             rc = ff_error_set(err, EACCES, "process %d: block %s: its file cannot be opened", (int)pid, b[i].name);
     }
     return rc ? rc : refuse_pinned(pid, err);
+}
+
+int written_view(struct written *w, pid_t pid, const struct outside_block *b, unsigned n, struct ff_error *err)
+{
+    int rc = written_open(w, pid, b, n, 0, err);
+
+    w->is_view = true;
+    for (unsigned i = 0; i < n && !rc; i++) {
+        struct outside_memory m = {.fd = -1};
+
+        rc = outside_open(pid, &b[i], false, &m, err);
+        ff_close_fd(&m.fd);
+        if (!rc && (m.is_shared || m.kind != OUTSIDE_MEMFD))
+            rc = ff_error_set(err, ENOTSUP, "process %d: block %s is no private view of an image", (int)pid, b[i].name);
+    }
+    return rc;
 }
 
 /* --- what was written --- */
@@ -285,6 +301,23 @@ static int clear_holes(const struct outside_block *b, const struct outside_memor
     return 0;
 }
 
+/* What is in the page tables, or swapped out, and is no page of the file */
+static int read_view(const struct written *w, const struct outside_block *b, uint64_t *bits, struct ff_error *err)
+{
+    const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t entry[4096], some;
+
+    for (uint64_t at = 0; at < b->len_bytes; at += some * page) {
+        some = FF_MIN((uint64_t)FF_ARRAY_LEN(entry), (b->len_bytes - at) / page);
+        if (!ff_pagemap_read(w->pagemap, (const void *)(uintptr_t)(b->hva + at), some, entry))
+            return ff_error_set(err, EIO, "process %d: its page tables of block %s cannot be read", (int)w->pid, b->name);
+        for (uint64_t i = 0; i < some; i++)
+            if (entry[i] & (FF_PM_PRESENT | FF_PM_SWAPPED) && !(entry[i] & FF_PM_FILE))
+                ff_bitmap_set(bits, (at + i * page) / b->psize);
+    }
+    return 0;
+}
+
 int written_read(const struct written *w, unsigned i, uint64_t *bits, uint64_t *pages, struct ff_error *err)
 {
     static const struct pm_scan_arg protected = {.flags = PM_SCAN_CHECK_WPASYNC, .category_mask = PAGE_IS_WRITTEN,
@@ -296,7 +329,9 @@ int written_read(const struct written *w, unsigned i, uint64_t *bits, uint64_t *
     int rc;
 
     memset(bits, 0, words * sizeof(*bits));
-    if (w->is_shared[i]) {
+    if (w->is_view) {
+        rc = read_view(w, b, bits, err);
+    } else if (w->is_shared[i]) {
         set_bits(bits, 0, n);
         rc = scan_block(w, b, protected, clear_bits, bits, err);
         if (!rc && w->file)
