@@ -31,7 +31,7 @@ const char *const ff_failpoints[] = {
     "source.register",   "dest.mark",      "dest.unmark",    "dest.shut-down", "dest.sign",
     "evacuate.still",
     "visit.sent",     "visit.look",
-    "attach.state", "attach.room", "inject.mask", "freeze.copy", "relay.image", "relay.image.some",    "feed.pushed", "dest.feed.has",  "dest.feed.new", "attach.rest",
+    "attach.state", "attach.room", "attach.replaced", "inject.mask", "freeze.copy", "relay.image", "relay.image.some",    "feed.pushed", "dest.feed.has",  "dest.feed.new", "attach.rest",
     "books.snapshot", "books.resume",
     "feed.full", "dest.around",
     "source.group.send", "dest.group.packet", "dest.undo",        "dest.forget",

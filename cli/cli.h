@@ -18,6 +18,7 @@ int cmd_agent(int argc, char **argv);
 int cmd_forks(int argc, char **argv);
 int cmd_hosts(int argc, char **argv);
 int cmd_evacuate(int argc, char **argv);
+int cmd_promote(int argc, char **argv);
 int cmd_pool(int argc, char **argv);
 int cmd_attach(int argc, char **argv);
 int cmd_nocloud(int argc, char **argv);

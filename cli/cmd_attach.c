@@ -42,6 +42,11 @@ static int attach_usage(FILE *out)
         "  --watcher PATH          destination: unix socket of who may attach to QEMU\n"
         "  --return PATH           the guest went with visit=on, and comes back: the monitor of the process on this host\n"
         "                          that moved it; the destination's ADDRESS has precopy=1 then\n"
+        "  --image TEXT            the guest is a child of a fork, whose memory is a private view of that image: what it has\n"
+        "                          written travels alone; both sides have the same TEXT\n"
+        "  --view PID              destination, with that: a process of this host that has private views of it, too\n"
+        "  --replaces SOCKET       destination: QMP socket of a QEMU of this host, which stands still before the guest runs\n"
+        "                          here, and is ended then: it goes on if the guest stays where it is\n"
         "  --metrics-dir DIR       count there, for monitoring\n"
         "  --json                  print events, a JSON object a line\n"
         "  -h, --help              print this text\n\n"
@@ -55,7 +60,7 @@ static int attach_usage(FILE *out)
 int cmd_attach(int argc, char **argv)
 {
     enum { SOURCE = 256, DESTINATION, QMP, PID, CONNECT, JSON, MONITOR, RUNDIR, KEEP, WATCHER, METRICS_DIR,
-           DOMAIN, PARENT, CHILD, RETURN };
+           DOMAIN, PARENT, CHILD, RETURN, IMAGE, VIEW, REPLACES };
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
                                             {"source", no_argument, NULL, SOURCE},
                                             {"destination", no_argument, NULL, DESTINATION},
@@ -71,6 +76,9 @@ int cmd_attach(int argc, char **argv)
                                             {"metrics-dir", required_argument, NULL, METRICS_DIR},
                                             {"domain", required_argument, NULL, DOMAIN},
                                             {"return", required_argument, NULL, RETURN},
+                                            {"image", required_argument, NULL, IMAGE},
+                                            {"view", required_argument, NULL, VIEW},
+                                            {"replaces", required_argument, NULL, REPLACES},
                                             {"json", no_argument, NULL, JSON},
                                             {0}};
     struct attach_options o = {0};
@@ -98,6 +106,13 @@ int cmd_attach(int argc, char **argv)
         case KEEP: o.keep = true; break;
         case DOMAIN: o.domain = optarg; break;
         case RETURN: o.returns = optarg; break;
+        case IMAGE: o.image = optarg; break;
+        case VIEW:
+            if (!value_number("farfork attach", &options[at], optarg, 1, PID_MAX_LIMIT, &pid))
+                return EXIT_USAGE;
+            o.view = (pid_t)pid;
+            break;
+        case REPLACES: o.replaces = optarg; break;
         case METRICS_DIR: o.metrics_dir = optarg; break;
         case JSON: o.json = true; break;
         default: return opt == 'h' ? attach_usage(stdout) : value_unknown("farfork attach");
@@ -110,9 +125,10 @@ int cmd_attach(int argc, char **argv)
         return child_domain_run(child);
     if (o.path && !strncmp(o.path, "unix:", 5)) /* as QEMU writes it */
         o.path += 5;
-    if (o.domain ? o.qmp || o.path || o.pid || o.monitor || o.keep || o.watcher || o.returns : !o.qmp || !o.path != source)
+    if (o.domain ? o.qmp || o.path || o.pid || o.monitor || o.keep || o.watcher || o.returns || o.image || o.replaces : !o.qmp || !o.path != source)
         return attach_usage(stderr);
-    if (source == destination || (o.watcher && source) || (o.keep && !source) ||
+    if (source == destination || (o.watcher && source) || (o.keep && !source) || (source && (o.view || o.replaces)) ||
+        (o.image && o.returns) || (o.view && !o.image) ||
         argc - optind != !o.monitor)
         return attach_usage(stderr);
     if (!o.monitor)

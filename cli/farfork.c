@@ -23,6 +23,7 @@ static const struct command {
     {"demo", "move running guests on this host, and show what happened", cmd_demo},
     {"move", "move a running guest to another host", cmd_move},
     {"visit", "let a running guest work on another host, and take it back", cmd_visit},
+    {"promote", "let a child of a fork take its parent's place", cmd_promote},
     {"attach", "one side of a move, beside its QEMU", cmd_attach},
     {"agent", "hold a forked guest's memory on this host; vmclone starts it", cmd_agent},
     {"nocloud", "change cloud-init's NoCloud data in an image", cmd_nocloud},

@@ -51,13 +51,17 @@ enum {
  * @rundir:  a run directory, to be removed at the end; NULL: none
  * @watcher: destination: watcher.h's socket; NULL: this process may attach itself
  * @returns: the guest went by attaching and comes back: monitor of the process on this host that moved it; NULL: it does not
+ * @image:   its guest is a child of a fork, whose memory is a private view of this image: only what it has written travels. Both
+ *           sides have the same text here
+ * @view:    destination, with @image: a process of this host with private views of the same image, whose files are read
+ * @replaces: destination: QMP socket of a QEMU whose guest's place this one takes: attach_replace.c
  * @keep:    source: the QEMU is not ended when its guest is there
  * @metrics_dir: count there; NULL: nowhere
  * @json:    events on standard output, an object a line
  */
 struct attach_options {
-    const char *qmp, *path, *address, *monitor, *rundir, *metrics_dir, *watcher, *domain, *returns;
-    pid_t pid;
+    const char *qmp, *path, *address, *monitor, *rundir, *metrics_dir, *watcher, *domain, *returns, *image, *replaces;
+    pid_t pid, view;
     bool json, keep;
 };
 

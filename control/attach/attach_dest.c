@@ -175,6 +175,8 @@ static int follow_dest(struct attach *a)
     int rc = attach_load(a, &why);
 
     if (!rc)
+        rc = attach_replaced_stop(a, &why);
+    if (!rc)
         rc = attach_set_stage(a, ATTACH_LET_GO, &why);
     if (rc)
         attach_check(a, &why); /* the first reason, if a thread had one */
@@ -188,8 +190,10 @@ static int follow_dest(struct attach *a)
         attach_restore_drop(a);
         if (a->listens) /* it has nobody else's guest */
             attach_qemu_end(a);
+        attach_replaced_back(a);
         return ATTACH_EXIT_HERE;
     }
+    attach_replaced_end(a);
     struct ff_error refused = {0};
     attach_shut_down_begin(a);
     rc = fetch_all(a, &refused, &why);

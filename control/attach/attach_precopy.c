@@ -48,6 +48,8 @@ static int begin_log(struct attach *a, struct ff_error *err)
     a->bits = calloc(most / 64 + 1, sizeof(*a->bits));
     if (!a->bits)
         return ff_error_set(err, ENOMEM, "attach: out of memory");
+    if (a->o->image)
+        return written_view(&a->written, a->pid, a->main, a->n_main, err);
     if (a->earlier) /* it has a log, since it came */
         return written_look(&a->written, a->pid, a->main, a->n_main, err);
     int rc = written_begin(&a->written, a->pid, 0, a->main, a->n_main, err);
@@ -59,7 +61,7 @@ int attach_precopy(struct attach *a, struct ff_error *err)
     uint64_t pages = 0, before = 0;
 
     if (!ff_source_wants_precopy(a->source))
-        return a->earlier ? ff_error_set(err, EINVAL, "return: the other side wants all of memory: want precopy=1 there") : 0;
+        return a->earlier || a->o->image ? ff_error_set(err, EINVAL, "attach: the other side wants all of memory: want precopy=1 there") : 0;
     int rc = begin_log(a, err);
     a->precopies = !rc;
     if (!rc)

@@ -74,6 +74,7 @@ struct attach {
     bool precopies;       /* it began: the last of it is due in the pause */
     struct watch watch;   /* destination */
     struct attach_earlier *earlier; /* of a return: attach_return.c */
+    struct attach_replaced *replaced; /* destination: attach_replace.c; NULL: nobody's place is taken */
     struct leash leash;   /* destination, with fallback=go */
     bool lease_ran;       /* ... the lease's thread's: the guest is to go on when there is one again */
     bool listens;         /* destination: its QEMU waits for a migration, which is ours */
@@ -213,6 +214,13 @@ bool attach_has_returned(struct attach *a);
 int attach_visit_command(struct attach *a, json_t **result, struct ff_error *why);
 int attach_let_go_command(struct attach *a, struct ff_error *why);
 int attach_returned_command(struct attach *a, const json_t *arguments, struct ff_error *why);
+
+/* --- attach_replace.c: the destination; nothing without --replaces --- */
+
+int attach_replaced_look(struct attach *a, struct ff_error *err); /* it can be stopped and ended, and nobody moves or forks it */
+int attach_replaced_stop(struct attach *a, struct ff_error *err); /* before READY */
+void attach_replaced_end(struct attach *a);  /* GO has come: before anything runs here */
+void attach_replaced_back(struct attach *a); /* GO will never come: it goes on */
 
 /* --- attach_lease.c: the destination, with fallback=go --- */
 

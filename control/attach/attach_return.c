@@ -24,6 +24,8 @@
  *              3. Until C's GO the guest stays there, and B fetches missing pages from A. B does not know of C.
  *              4. Before the new QEMU starts, the held one closes its sockets and its ends of network devices
  *                 (x-farfork-let-go): two QEMUs of one command line cannot both have them.
+ *              A child of a fork that takes its parent's place (--image, --view) is the same, without a visit: D reads the files
+ *              of which the child's memory is private views, and C's DIRTY pages are those that are no page of the file.
  * Limits       Refused: memory of a named file, since both QEMUs would map the same one; huge pages of hugetlbfs, which an
  *              iteration cannot discard; free-page-reporting=on (discards.h). This host needs room for the guest's memory
  *              a second time until D has every page (check_room()).
@@ -174,15 +176,44 @@ static int check_room(pid_t pid, struct ff_error *err)
                         "memory of this host, and bring it home again", has_kib >> 10, free_kib >> 10);
 }
 
+/* The image's file; an agent has it open for its children */
+static int open_view(struct attach_earlier *e, unsigned i, const struct outside_block *mine, struct ff_error *err)
+{
+    e->file[i].fd = -1;
+    e->blocks[i] = *mine;
+    e->blocks[i].hva = 0;
+    int rc = outside_locate(e->pid, &e->blocks[i], err);
+    if (!rc)
+        rc = outside_open_view(e->pid, outside_number(e->pid, "PPid:"), &e->blocks[i], &e->file[i], err);
+    e->file[i].is_shared = true; /* as it is read here */
+    return rc;
+}
+
+static int open_views(struct attach *a, struct attach_earlier *e, struct ff_error *err)
+{
+    int rc = outside_may(a->o->view, true, err);
+
+    e->pid = a->o->view;
+    e->blocks = calloc(a->n_main + 1, sizeof(*e->blocks));
+    e->file = calloc(a->n_main + 1, sizeof(*e->file));
+    if (!e->blocks || !e->file)
+        return ff_error_set(err, ENOMEM, "attach: out of memory");
+    for (; e->n < a->n_main && !rc; e->n++)
+        rc = open_view(e, e->n, &a->main[e->n], err);
+    return rc ? ff_error_context(err, "the image, of process %d", (int)e->pid) : 0;
+}
+
 int attach_earlier_open(struct attach *a, struct ff_error *err)
 {
     FF_AUTO_JSON json_t *is = NULL;
 
-    if (!a->o->returns)
+    if (!a->o->returns && !a->o->view)
         return 0;
     struct attach_earlier *e = a->earlier = calloc(1, sizeof(*e));
     if (!e)
         return ff_error_set(err, ENOMEM, "attach: out of memory");
+    if (a->o->view)
+        return open_views(a, e, err);
     int rc = ask_who_moved(a, ASK, NULL, &is, err);
     if (rc)
         return rc;
@@ -222,8 +253,10 @@ void attach_earlier_close(struct attach *a)
 
 void attach_config(const struct attach *a, char out[ATTACH_CONFIG_MAX])
 {
-    snprintf(out, ATTACH_CONFIG_MAX, ATTACH_CONFIG "%s%s", a->earlier ? ", return of " : "",
-             a->earlier ? a->earlier->session : "");
+    const char *image = a->o->image;
+
+    snprintf(out, ATTACH_CONFIG_MAX, ATTACH_CONFIG "%s%s", image ? ", image " : a->earlier ? ", return of " : "",
+             image ? image : a->earlier ? a->earlier->session : "");
 }
 
 /* --- its memory --- */
@@ -266,7 +299,7 @@ int attach_earlier_use(struct attach *a, struct ff_error *err)
     if (!a->earlier)
         return 0;
     if (!ff_address_precopy(a->address))
-        return ff_error_set(err, EINVAL, "--return: want precopy=1: what is here already comes before the guest stops there");
+        return ff_error_set(err, EINVAL, "want precopy=1: what is here already comes before the guest stops there");
     ff_dest_on_pass(a->dest, bring, a);
     return check_room(a->earlier->pid, err);
 }
@@ -276,6 +309,6 @@ void attach_tell_returned(struct attach *a)
 {
     struct ff_error why = {0};
 
-    if (a->earlier && ask_who_moved(a, TELL, json_pack("{ss}", "session", a->earlier->session), NULL, &why))
+    if (a->o->returns && a->earlier && ask_who_moved(a, TELL, json_pack("{ss}", "session", a->earlier->session), NULL, &why))
         attach_say_why(a, "unconfirmed", &why);
 }

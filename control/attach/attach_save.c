@@ -21,7 +21,7 @@
 static int look_at_source(struct attach *a, struct ff_error *err)
 {
     char status[32];
-    int rc = ff_address_precopy(a->address) || a->o->returns ? written_possible(err) : 0;
+    int rc = (ff_address_precopy(a->address) && !a->o->image) || a->o->returns ? written_possible(err) : 0;
 
     if (!rc)
         rc = attach_look(a, err);

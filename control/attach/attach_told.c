@@ -283,7 +283,7 @@ static void end_monitor(struct attach *a)
         return;
     pthread_mutex_lock(&a->lock);
     a->is_over = true;
-    bool counts = a->o->returns && !a->is_source && !strcmp(a->status, "completed"); /* who waits for it asks now and then */
+    bool counts = (a->o->returns || a->o->image) && !a->is_source && !strcmp(a->status, "completed"); /* who waits for it asks now and then */
     while (a->address && !a->said_last && (counts || monitor_has_clients(a->monitor)) &&
            !ff_cond_wait_until(&a->changed, &a->lock, end))
         ;

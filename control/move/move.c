@@ -37,6 +37,7 @@
 #include <string.h>
 
 #include "move.h"
+#include "promote.h"
 #include "session_told.h"
 #include "signals.h"
 #include "visit.h"
@@ -95,6 +96,10 @@ static void print_move(const struct move *m, int code)
         visit_print_json(m, code);
     else if (m->visit)
         visit_print_text(m, code);
+    else if (m->promote && m->s.o.json)
+        promote_print_json(m, code);
+    else if (m->promote)
+        promote_print_text(m, code);
     else if (m->s.o.json)
         move_put_json(move_json(m, code));
     else
@@ -135,6 +140,8 @@ static int run_move(struct move *m)
         visit_disks_say(m);
     else if (m->outcome != MOVE_THERE)
         move_fallback_keep(m);
+    if (m->promote)
+        promote_over(m);
     int code = exit_code(m);
     print_move(m, code);
     move_metrics_end(m, metrics);
@@ -154,10 +161,14 @@ static int init_move(struct move *m, const struct session_options *given, const 
                                              .by_hand = ", or move this guest by hand, see "
                                                         "farfork-rdma-postcopy(7)",
                                              .agent_options = move_agent_options};
+    static const struct session_kind promotes = {.program = "farfork promote", .where = "in the parent's place", .by_hand = "",
+                                                 .agent_options = move_agent_options};
     static const struct session_kind visits = {.program = "farfork visit", .where = "there", .by_hand = "",
                                                .agent_options = move_agent_options};
     struct session_options o = *given;
-    const char *link = given->link_options;
+    FF_AUTO_FREE char *passes = m->promote ? xprintf("%s%sprecopy=1", given->link_options ? given->link_options : "",
+                                                     given->link_options ? "," : "") : NULL;
+    const char *link = passes ? passes : given->link_options;
     int rc = m->visit ? visit_link_options(link, &m->visit->link_options, why) : 0;
 
     if (!rc)
@@ -165,15 +176,19 @@ static int init_move(struct move *m, const struct session_options *given, const 
 
     o.watcher = m->via == VIA_ATTACH;
     o.link_options = *options;
+    if (m->promote) { /* its agent's filter would forbid the process beside the QEMU to attach to the parent */
+        m->no_programs = !o.unconfined;
+        o.unconfined = true;
+    }
     if (!rc)
-        rc = session_init(&m->s, m->visit ? &visits : &kind, &o, why);
+        rc = session_init(&m->s, m->visit ? &visits : m->promote ? &promotes : &kind, &o, why);
     return rc ? rc : hostlist_add(&m->s.hostlist, host, why);
 }
 
 int move_run(const struct session_options *given, const struct move_fallback *back,
              const struct move_way *way, const char *host)
 {
-    struct move m = {.back = *back, .via = way->via, .visit = way->visit,
+    struct move m = {.back = *back, .via = way->via, .visit = way->visit, .promote = way->promote,
                      .keep_source = way->keep_source, .tpm = way->tpm,
                      .same_disks = way->same_disks || (way->visit && way->visit->o.same_disks),
                      .unplug = &way->unplug};
@@ -183,7 +198,7 @@ int move_run(const struct session_options *given, const struct move_fallback *ba
     for (size_t i = 0; i < way->plug.n; i++)
         strv_add(&m.plug, "%s", way->plug.v[i]);
     if (init_move(&m, given, host, &options, &why))
-        fprintf(stderr, "farfork %s: %s\n", m.visit ? "visit" : "move", why.text);
+        fprintf(stderr, "farfork %s: %s\n", m.visit ? "visit" : m.promote ? "promote" : "move", why.text);
     else
         code = run_move(&m);
     move_devices_free(&m);

@@ -36,6 +36,7 @@ struct move_fallback {
 };
 
 struct visit;
+struct promote;
 
 enum move_via { VIA_ATTACH, VIA_TRANSPORT };
 struct move_way {
@@ -45,6 +46,7 @@ struct move_way {
     bool keep_source; /* the QEMU here is not quit */
     struct strv unplug, plug; /* ids here, what -device takes there */
     struct visit *visit;      /* farfork visit; NULL: it moves */
+    struct promote *promote;  /* farfork promote, likewise */
 };
 
 struct move_device;
@@ -52,6 +54,7 @@ struct move_device;
 struct move {
     struct session s; /* one host; two children: the QEMU there, and with VIA_ATTACH the process beside it */
     struct visit *visit; /* the caller's; NULL: it moves for good */
+    struct promote *promote; /* the caller's; NULL: it takes nobody's place */
     enum move_via via;
     bool no_programs;      /* the agent is without its filter for our own sake, not since its user vouches for the command line */
     const char *return_of; /* it is a visit's way home by attaching: the monitor of who moved it away; NULL: it is none */

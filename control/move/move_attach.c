@@ -30,6 +30,7 @@
 #include "move.h"
 #include "outside.h"
 #include "process.h"
+#include "promote.h"
 #include "rundir.h"
 
 #define HERE "source" /* its folder: BASE/ID/HERE */
@@ -66,6 +67,12 @@ int move_attach_there(struct move *m, struct ff_error *why)
         json_array_append_new(argv, json_string("--return"));
         json_array_append_new(argv, json_string(m->return_of));
     }
+    if (m->promote) {
+        json_t *more = json_pack("[ssssso]", "--image", m->promote->image, "--replaces", m->promote->parent_qmp, "--view",
+                                 json_sprintf("%d", (int)m->promote->child_pid));
+        json_array_extend(argv, more);
+        json_decref(more);
+    }
     host_send(h, json_pack("{s{si so ss ss sb}}", "spawn", "number", 2, "argv", argv, "log",
                            side->log, "qmp", side->qmp, "side", true));
     side->state = VM_SPAWNED;
@@ -94,6 +101,10 @@ static int start_here(struct move *m, struct ff_error *why)
         strv_add(&argv, "%s", *word);
     if (m->keep_source || m->starter)
         strv_add(&argv, "--keep");
+    if (m->promote) {
+        strv_add(&argv, "--image");
+        strv_add(&argv, "%s", m->promote->image);
+    }
     const struct ff_process p = {.argv = argv.v, .log = log};
     int status_fd = -1;
     rc = ff_process_exec(&p, &m->side_pid, &status_fd, why);

@@ -34,6 +34,7 @@
 
 #include "autojson.h"
 #include "move.h"
+#include "promote.h"
 #include "rundir.h"
 
 #define POLL_MS 50
@@ -358,6 +359,8 @@ static int see_there(struct move *m, json_t **status, struct ff_error *why)
 
     if (rc && m->via == VIA_ATTACH && move_child(m)->state != VM_FAILED)
         return -EAGAIN; /* the process beside it ends meanwhile, and its QEMU is to be asked */
+    if (!rc && m->promote)
+        promote_take_numbers(m, info);
     if (!rc && !move_is(text_of(info, "status"), "completed"))
         return ff_error_set(why, EAGAIN, "its QEMU says: migration %s", text_of(info, "status"));
     return rc ? rc : move_ask(m, "query-status", NULL, status, why);
@@ -419,7 +422,8 @@ void move_guest(struct move *m)
     qmp_cancel_by(m->s.qmp, -1);
     qmp_limit(m->s.qmp, QUERY_LIMIT_MS);
     m->s.why.text[0] = '\0'; /* of what was tried again and succeeded */
-    if (move_check_disks(m, &m->s.why) || session_lend_key(&m->s, &m->s.why))
+    if (move_check_disks(m, &m->s.why) || session_lend_key(&m->s, &m->s.why) ||
+        (m->promote && promote_keep_disks(m, &m->s.why)))
         return;
     m->sent_ms = ff_now_exact_ms();
     m->sent = true;

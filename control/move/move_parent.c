@@ -24,6 +24,7 @@
 #include "in_use.h"
 #include "move.h"
 #include "outside.h"
+#include "promote.h"
 #include "qemu_opts.h"
 #include "rundir.h"
 #include "session_told.h"
@@ -264,14 +265,14 @@ int move_find_parent(struct move *m, struct ff_error *why)
     if (!rc)
         session_note_told(&m->s, false);
     if (!rc)
+        overlay_records_owner(m->s.parent_argv.v, m->s.parent_pid, &m->owner);
+    if (!rc && m->promote)
+        rc = promote_take_place(m, why);
+    if (!rc)
         rc = find_genid(m, why);
     if (!rc)
         rc = find_disks(m, why);
-    if (!rc)
-        rc = move_note_machine(m, why);
-    if (!rc)
-        overlay_records_owner(m->s.parent_argv.v, m->s.parent_pid, &m->owner);
-    return rc;
+    return rc ? rc : move_note_machine(m, why);
 }
 
 /* Its number could be another process's a moment later: by a descriptor */

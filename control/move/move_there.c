@@ -21,6 +21,7 @@
 #include "command_line.h"
 #include "identity.h"
 #include "move.h"
+#include "promote.h"
 #include "qmp_secret.h"
 #include "visit.h"
 
@@ -42,7 +43,7 @@ static int make_argv(struct move *m, const char *rundir, struct strv *out, json_
     const char *config = text_of(json_array_get(*files, 0), "path");
     const struct vm_spec s = {.id = m->s.o.id, .number = 1, .total = 1, .qemu = m->s.parent_exe,
                                  .rundir = rundir, .here = move_host(m)->here, .net = NET_KEEP, .programs = m->s.o.unconfined && !m->no_programs,
-                                 .incoming = "defer", .tpm = m->tpm, .replaced = m->s.o.parent_path,
+                                 .incoming = "defer", .tpm = m->tpm, .replaced = m->promote ? m->promote->parent_qmp : m->s.o.parent_path,
                                  .config = genid ? config : NULL};
     int rc = command_line_rewrite(own.v, &s, out, &m->s.notes, why);
     strv_free(&own);

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * attach_replace.c - the destination of a guest that takes another one's place on this host: that one stands still, and ends
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Picture      look     its monitor is ours; nobody else attaches to it (alone.h)
+ *              (the guest that comes is loaded; both of them run, or stand where they ran)
+ *              stop     `stop`, all threads held: before READY, and so before the other side's GO
+ *              GO       -> SIGKILL, before `cont` here;  no GO, ever -> its threads go on, `cont`
+ * Invariants   1. From READY to GO neither runs. Nothing of it was touched until GO: it goes on as it was.
+ *              2. This process alone hears GO. If it is killed before, the kernel lets the held threads go, and the guest is
+ *                 paused, not ended; who started all this says `cont` once it is known that no GO came.
+ *              3. One that got SIGKILL while it was held runs no instruction any more, however long the kernel takes to free its
+ *                 memory: nobody waits for that before `cont`.
+ */
+#include <errno.h>
+#include <signal.h>
+
+#include "attach_private.h"
+#include "autojson.h"
+#include "failpoint.h"
+
+struct attach_replaced {
+    struct qmp *q;
+    pid_t pid;
+    int alone;
+    bool was_running, stopped;
+    struct hold *hold;
+};
+
+static int look_at_replaced(struct attach *a, struct attach_replaced *r, struct ff_error *err)
+{
+    FF_AUTO_JSON json_t *s = NULL;
+    int rc = qmp_connect(a->o->replaces, a->stop_fd, ATTACH_QMP_LIMIT_MS, &r->q, err);
+
+    if (rc)
+        return rc;
+    r->pid = qmp_pid(r->q);
+    if (r->pid <= 0)
+        return ff_error_set(err, ESRCH, "its process is not of this PID namespace");
+    rc = outside_may(r->pid, true, err);
+    if (!rc)
+        rc = alone_begin(r->pid, &r->alone, err);
+    if (!rc)
+        rc = qmp_command(r->q, "query-status", NULL, &s, err);
+    if (rc)
+        return rc;
+    r->was_running = json_is_true(json_object_get(s, "running"));
+    return r->was_running || !strcmp(text_of(s, "status"), "paused")
+               ? 0 : ff_error_set(err, EBUSY, "its guest is %s (permitted: running, paused)", text_of(s, "status"));
+}
+
+int attach_replaced_look(struct attach *a, struct ff_error *err)
+{
+    if (!a->o->replaces)
+        return 0;
+    a->replaced = calloc(1, sizeof(*a->replaced));
+    if (!a->replaced)
+        return ff_error_set(err, ENOMEM, "attach: out of memory");
+    a->replaced->alone = -1;
+    int rc = look_at_replaced(a, a->replaced, err);
+    return rc ? ff_error_context(err, "--replaces %s", a->o->replaces) : 0;
+}
+
+int attach_replaced_stop(struct attach *a, struct ff_error *err)
+{
+    struct attach_replaced *r = a->replaced;
+
+    if (!r)
+        return 0;
+    r->stopped = true; /* also where its answer is lost */
+    int rc = qmp_command(r->q, "stop", NULL, NULL, err);
+    if (!rc)
+        rc = hold_begin(r->pid, &r->hold, err);
+    if (!rc && ff_failpoint("attach.replaced"))
+        rc = ff_error_set(err, EIO, "attach: injected");
+    if (!rc)
+        attach_event(a, "replaced-stopped", json_pack("{s:i}", "pid", (int)r->pid));
+    return rc ? ff_error_context(err, "--replaces %s", a->o->replaces) : 0;
+}
+
+static void free_replaced(struct attach *a)
+{
+    ff_close_fd(&a->replaced->alone);
+    qmp_free(a->replaced->q);
+    free(a->replaced);
+    a->replaced = NULL;
+}
+
+void attach_replaced_end(struct attach *a)
+{
+    if (!a->replaced)
+        return;
+    hold_end(a->replaced->hold, SIGKILL);
+    attach_event(a, "replaced-ended", json_pack("{s:i}", "pid", (int)a->replaced->pid));
+    free_replaced(a);
+}
+
+void attach_replaced_back(struct attach *a)
+{
+    struct attach_replaced *r = a->replaced;
+    struct ff_error why = {0};
+
+    if (!r)
+        return;
+    if (r->hold)
+        hold_end(r->hold, 0);
+    if (r->q)
+        qmp_cancel_by(r->q, -1);
+    if (r->stopped && r->was_running && qmp_command(r->q, "cont", NULL, NULL, &why))
+        attach_say_why(a, "replaced-stuck", &why);
+    free_replaced(a);
+}

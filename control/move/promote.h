@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * promote.h - a child of a fork takes its parent's place
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      of ten children that tried something the best one is kept: it goes on as the guest that the parent was, with the
+ *              parent's name, QMP socket, NICs and addresses. What the parent did since the fork is given up.
+ *
+ * Picture      a move of the child to the parent's host, by attaching (move.c), but for this:
+ *              QEMU there        the parent's command line, with the child's images        promote_take_place()
+ *              its memory        the image of the fork is here, in files of an agent, which
+ *                                a child maps privately: read there; what the child has written
+ *                                travels                                                   attach_return.c: --image, --view
+ *              the parent        stands still before READY; GO ends it, no GO lets it go on
+ *                                                                                          attach_replace.c: --replaces
+ *              disks             the child's overlays are the guest's disks from then on: no agent removes them
+ *                                                                                          promote_keep_disks()
+ *              its socket        becomes a symbolic link to the new QEMU's                 promote_over()
+ * Invariants   1. move.c's: the child runs until GO, in its own QEMU, and never in both.
+ *              2. The parent runs until the new QEMU is loaded, and never after GO: attach_replace.c.
+ *              3. An overlay of the child's is in no agent's record from `migrate` on, or is there again when the child stays.
+ *              4. No file of the parent's is written or removed.
+ * Failure      before GO: child and parent go on as before. After it: as of a move; the parent has ended.
+ * Limits       a child on the parent's host. NICs that two QEMUs of one host cannot have at once (a tap by its name, hostfwd)
+ *              make the new QEMU refuse to start: nothing has happened then.
+ */
+#ifndef FF_CONTROL_MOVE_PROMOTE_H
+#define FF_CONTROL_MOVE_PROMOTE_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "error.h"
+#include "strv.h"
+
+struct move;
+
+struct promote {
+    char *child;          /* FORK.NUMBER */
+    char *child_qmp, *parent_qmp;
+    pid_t child_pid;
+    char *image;          /* for both sides: of which fork, and whose child */
+    pid_t parent_pid;
+    uint64_t parent_start;
+    bool parent_ran;      /* before */
+    struct strv given_up; /* images that the parent writes to */
+    struct strv overlays; /* the child's, off its agent's record */
+    char *record;         /* folder of that */
+    unsigned number;
+    uint64_t came_bytes;  /* of its memory */
+};
+
+/**
+ * promote_find() - the child that is meant, of the forks on this host
+ * @child: FORK.NUMBER, or the QMP socket of its QEMU
+ * @parent: the parent's QMP socket; NULL: that of the fork
+ *
+ * Return: 0; -ENOENT, -ESRCH, -ENOTUNIQ
+ */
+int promote_find(struct promote *p, const char *base, const char *child, const char *parent, struct ff_error *why);
+void promote_free(struct promote *p);
+
+/* m->s is the child, found: from here on its command line is the parent's */
+int promote_take_place(struct move *m, struct ff_error *why);
+/* Before `migrate`: its overlays are the guest's for good. promote_over() takes that back where it stays a child */
+int promote_keep_disks(struct move *m, struct ff_error *why);
+void promote_take_numbers(struct move *m, const json_t *info); /* query-migrate of the destination */
+/* It is decided, and the agent is let go: the parent's socket, or the parent, which goes on */
+void promote_over(struct move *m);
+
+void promote_print_text(const struct move *m, int code);
+void promote_print_json(const struct move *m, int code);
+
+#endif
