@@ -120,7 +120,8 @@ static int qmp_take_answer(const json_t *m, const char *name, json_t **result, s
 
     if (error) {
         const char *desc = json_string_value(json_object_get(error, "desc"));
-        return ff_error_set(why, EREMOTEIO, "%s: %s", name,
+        const char *class = json_string_value(json_object_get(error, "class"));
+        return ff_error_set(why, class && !strcmp(class, QMP_UNANSWERED) ? ENODATA : EREMOTEIO, "%s: %s", name,
                             desc ? desc : "refused without a reason");
     }
     if (result)

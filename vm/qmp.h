@@ -11,6 +11,9 @@
 #include "error.h"
 #include "strv.h"
 
+/* Class of an error of QMP, of a process that passes commands on: the QEMU has not answered */
+#define QMP_UNANSWERED "FarforkUnanswered"
+
 struct qmp;
 
 /**
@@ -31,8 +34,8 @@ int qmp_connect_in_turn(const char *path, int cancel_fd, int limit_ms,
 /* One over @fd, a connected socket, which is taken: who answers there speaks for the process behind @like, whose name this has */
 int qmp_on(int fd, const struct qmp *like, struct qmp **out, struct ff_error *why);
 
-/* One whose commands @run carries: a line of QMP with @fd, -1: none, and the line that answers it, to be freed. Its
- * process is @pid, of this user. It has no descriptor, no limit and no events. -EOPNOTSUPP: @run passes no descriptor */
+/* One whose commands @run carries: a line of QMP with @fd, -1: none, and the line that answers it, to be freed; or
+ * -ENODATA, -errno. Its process is @pid, of this user. It has no descriptor, no limit and no events. -EOPNOTSUPP: @run passes no descriptor */
 typedef int qmp_run_fn(void *opaque, const char *line, int fd, char **answer, struct ff_error *why);
 struct qmp *qmp_by(qmp_run_fn *run, void *opaque, pid_t pid);
 
@@ -42,7 +45,8 @@ struct qmp *qmp_by(qmp_run_fn *run, void *opaque, pid_t pid);
  * @result:    what the command returned, to be released; may be NULL
  *
  * Return: 0; -EREMOTEIO: refused, the reason is QEMU's; -EPIPE: QEMU has ended; -ETIMEDOUT;
- *         -ECANCELED
+ *         -ECANCELED; -ENODATA: a process that passed it on has no answer. But for the first two nobody knows
+ *         whether it was done
  */
 int qmp_command(struct qmp *q, const char *name, json_t *arguments, json_t **result,
                 struct ff_error *why);

@@ -119,7 +119,7 @@ void agent_vms_end_unused(struct agent_vms *k);
 size_t agent_vms_poll(const struct agent_vms *k, struct pollfd *p);
 
 /* Go on with questions, without waiting. The event of one of agent_vms_qmp() that has ended:
- * "return", or "error" and then "again" when its socket is not there yet; NULL: of none */
+ * "return", or "error" and then "again" when its socket is not there yet, "unanswered" when it may have been done; NULL: of none */
 json_t *agent_vms_answer(struct agent_vms *k);
 void agent_vms_drop_questions(struct agent_vms *k);
 

@@ -140,7 +140,7 @@ int attach_qemu_cont(struct attach *a, int limit_ms, struct ff_error *err)
     uint64_t end = ff_now_ms() + CONT_AGAIN_MS;
     int rc;
 
-    while ((rc = qmp_within(a, limit_ms, "cont", NULL, NULL, err)) == -EREMOTEIO && ff_now_ms() < end)
+    while (((rc = qmp_within(a, limit_ms, "cont", NULL, NULL, err)) == -EREMOTEIO || rc == -ENODATA) && ff_now_ms() < end)
         poll(NULL, 0, 100);
     return rc;
 }

@@ -235,7 +235,8 @@ static int on_monitor_command(void *opaque, const char *execute, const json_t *a
     bool asks = visits || !strncmp(execute, "query-", 6) || !strcmp(execute, "x-debug-query-block-graph");
     if ((!is_over || a->is_source) && !asks) /* nobody is to run, stop or end it */
         return ff_error_set(why, EPERM, "%s: not while its guest is moved", execute);
-    return attach_try_qmp(a, execute, json_deep_copy(arguments), result, why);
+    int passed = attach_try_qmp(a, execute, json_deep_copy(arguments), result, why);
+    return passed == -EAGAIN || passed == -EBUSY ? passed : monitor_passed_on(passed, why);
 }
 
 static int wait_told(struct attach *a, struct ff_error *err)

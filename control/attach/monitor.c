@@ -19,6 +19,7 @@
 #include "farfork.h"
 #include "jsonl.h"
 #include "monitor.h"
+#include "qmp.h"
 #include "qmp_secret.h"
 
 #define CLIENTS_MAX 8u /* an agent, farfork move, and people who look */
@@ -69,13 +70,18 @@ static json_t *monitor_answer(struct monitor *m, char *line)
         FF_AUTO_FREE char *desc = xprintf("The command %s has not been found", execute);
         answer = monitor_refusal("CommandNotFound", desc);
     } else if (rc) {
-        answer = monitor_refusal("GenericError", why.text);
+        answer = monitor_refusal(rc == -ENODATA ? QMP_UNANSWERED : "GenericError", why.text);
     } else {
         answer = json_pack("{so}", "return", result ? result : json_object());
     }
     if (json_object_get(o, "id"))
         json_object_set(answer, "id", json_object_get(o, "id"));
     return answer;
+}
+
+int monitor_passed_on(int rc, struct ff_error *why)
+{
+    return !rc || rc == -EREMOTEIO ? rc : -(why->code = ENODATA);
 }
 
 /* false: it has gone, or does not read */

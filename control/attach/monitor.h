@@ -23,7 +23,7 @@
 struct monitor;
 
 /* Run @execute: 0, and *@result (NULL: an empty object), taken over; -ENOSYS: there is no such
- * command; -errno with @why, for the client. @key: of object-add, in memory of base/secret.h, until
+ * command; -ENODATA with @why: it was passed on, and nobody knows what became of it; other -errno: it is refused. @key: of object-add, in memory of base/secret.h, until
  * the call returns; @arguments have zeros in its place; else NULL. qmp_capabilities is answered before */
 typedef int (*monitor_command)(void *opaque, const char *execute, const json_t *arguments,
                                const char *key, json_t **result, struct ff_error *why);
@@ -38,6 +38,9 @@ int monitor_start(const char *path, monitor_command command, void *opaque, struc
 
 /* Likewise for one client alone, which is connected: @fd, taken */
 int monitor_start_on(int fd, monitor_command command, void *opaque, struct monitor **out, struct ff_error *why);
+
+/* @rc of qmp_command(), as a monitor_command returns it that passed a command on */
+int monitor_passed_on(int rc, struct ff_error *why);
 
 bool monitor_has_clients(struct monitor *m);
 

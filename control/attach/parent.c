@@ -138,7 +138,7 @@ static int on_parent_command(void *opaque, const char *execute, const json_t *ar
         rc = parent_look(p, why);
         return rc || !p->domain ? rc : parent_describe(p, result, why);
     }
-    return rc ? rc : qmp_command(p->q, execute, json_deep_copy(arguments), result, why);
+    return rc ? rc : monitor_passed_on(qmp_command(p->q, execute, json_deep_copy(arguments), result, why), why);
 }
 
 int parent_run(const char *qmp, const char *domain)

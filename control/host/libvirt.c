@@ -343,7 +343,13 @@ int libvirt_ask(enum libvirt_op op, const char *domain, const char *text, char *
 
 int libvirt_monitor(const char *domain, const char *line, int fd, char **answer, struct ff_error *err)
 {
-    return ask_with(LIBVIRT_MONITOR, domain, line, fd, answer, err);
+    int rc = ask_with(LIBVIRT_MONITOR, domain, line, fd, answer, err);
+
+    if (rc != -EREMOTEIO) /* QEMU's own refusal is an answer */
+        return rc;
+    if (err)
+        err->code = ENODATA;
+    return -ENODATA;
 }
 
 /* --- its QEMU --- */

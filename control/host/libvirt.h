@@ -65,7 +65,7 @@ int libvirt_end(struct libvirt_call *c, int limit_ms, char **answer, struct ff_e
 /* Both; within a minute */
 int libvirt_ask(enum libvirt_op op, const char *domain, const char *text, char **answer, struct ff_error *err);
 
-/* LIBVIRT_MONITOR, with @fd, -1: none. As qmp_by() wants it: -EREMOTEIO, too, where nobody knows */
+/* LIBVIRT_MONITOR, with @fd, -1: none. As qmp_by() wants it: -ENODATA: libvirt has no answer of QEMU's */
 int libvirt_monitor(const char *domain, const char *line, int fd, char **answer, struct ff_error *err);
 
 /* Of a domain that this host's libvirt runs. -ESRCH: it does not */

@@ -135,7 +135,8 @@ int move_check_starter(struct move *m, struct ff_error *why);
 void move_end_source(struct move *m);
 
 /* move_ask.c. To the QEMU there, or to the process beside it while there is one, which passes on what it does
- * not know. -EAGAIN: its socket is not there yet */
+ * not know. -EAGAIN: its socket is not there yet; -EREMOTEIO: it is refused; -ENODATA: it was asked, and nobody knows whether
+ * it was done */
 int move_ask(struct move *m, const char *execute, json_t *arguments, json_t **result,
              struct ff_error *why);
 /* Likewise of the QEMU itself, what may take as long as --timeout */

@@ -94,7 +94,8 @@ static int ask_there(struct move *m, unsigned number, json_t *q, const char *wha
     if (json_is_true(json_object_get(m->s.answer, "again")))
         return ff_error_set(why, EAGAIN, "its %s on %s: %s", who, host, error);
     if (error)
-        return ff_error_set(why, EREMOTEIO, "its %s on %s: %s", who, host, error);
+        return ff_error_set(why, json_is_true(json_object_get(m->s.answer, "unanswered")) ? ENODATA : EREMOTEIO, "its %s on %s: %s",
+                            who, host, error);
     if (result)
         *result = json_incref(json_object_get(m->s.answer, "return"));
     return 0;

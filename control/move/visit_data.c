@@ -169,7 +169,7 @@ static int ask_to_let_go(struct move *m, const struct visit_data *d, struct ff_e
 {
     int rc = move_ask(m, "device_del", json_pack("{ss}", "id", d->id), NULL, why);
 
-    return rc == -EREMOTEIO ? 0 : rc;
+    return rc == -EREMOTEIO || rc == -ENODATA ? 0 : rc;
 }
 
 static int take_out(struct move *m, struct visit_data *d, struct ff_error *why)
@@ -207,15 +207,17 @@ static int close_image(struct move *m, struct visit_data *d, struct ff_error *wh
 {
     uint64_t end = ff_now_ms() + CLOSE_MS;
     int rc;
+    bool not_done;
 
-    while ((rc = move_ask(m, "blockdev-del", json_pack("{ss}", "node-name", d->id), NULL, why)) == -EREMOTEIO &&
+    while ((not_done = (rc = move_ask(m, "blockdev-del", json_pack("{ss}", "node-name", d->id), NULL, why)) == -EREMOTEIO ||
+                       rc == -ENODATA) &&
            may_be_open(m, d) && ff_now_ms() < end && !m->s.interrupted)
         session_turn(&m->s, LOOK_MS);
-    d->node = rc && (rc != -EREMOTEIO || may_be_open(m, d));
-    if (rc == -EREMOTEIO && d->node && !d->said)
+    d->node = rc && (!not_done || may_be_open(m, d));
+    if (not_done && d->node && !d->said)
         session_note(&m->s, "--data %s: it is open there still: %s", d->spec, why->text);
-    d->said |= rc == -EREMOTEIO;
-    return rc == -EREMOTEIO ? 0 : rc;
+    d->said |= not_done;
+    return not_done ? 0 : rc;
 }
 
 int visit_data_unplug(struct move *m, struct ff_error *why)

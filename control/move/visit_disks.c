@@ -45,7 +45,7 @@ static int await_released(struct move *m, struct ff_error *why)
         if (!rc)
             return 0;
         session_turn(&m->s, HEARD_TURN_MS);
-    } while (rc == -EREMOTEIO && ff_now_ms() < end && !m->s.interrupted);
+    } while ((rc == -EREMOTEIO || rc == -ENODATA) && ff_now_ms() < end && !m->s.interrupted);
     return ff_error_context(why, "the guest there has a lease still");
 }
 

@@ -35,6 +35,8 @@ static int on_command(void *opaque, const char *execute, const json_t *arguments
     }
     if (!strcmp(execute, "refuse"))
         return ff_error_set(why, EBUSY, "not \"now\"");
+    if (!strcmp(execute, "unanswered"))
+        return monitor_passed_on(ff_error_set(why, ETIMEDOUT, "no answer"), why);
     if (!strcmp(execute, "object-add")) {
         snprintf(f->key, sizeof(f->key), "%s", key ? key : "none");
         snprintf(f->data, sizeof(f->data), "%s", text_of(arguments, "data"));
@@ -82,6 +84,8 @@ static void test_commands(void **state)
     assert_error(why, EREMOTEIO, "not \"now\"");
     assert_fails(qmp_command(q, "no-such", NULL, NULL, &why), EREMOTEIO);
     assert_error(why, EREMOTEIO, "no-such has not been found");
+    assert_fails(qmp_command(q, "unanswered", NULL, NULL, &why), ENODATA);
+    assert_error(why, ENODATA, "no answer");
     qmp_free(q);
 }
 
