@@ -253,7 +253,7 @@ void attach_save_back(struct attach *a)
     pthread_mutex_lock(&a->qmp_lock);
     if (a->save.q) {
         qmp_cancel_by(a->q, -1);
-        device_state_over(&a->save, NULL);
+        device_state_over(&a->save);
     }
     pthread_mutex_unlock(&a->qmp_lock);
     attach_precopy_end(a);

@@ -206,11 +206,10 @@ static int take_domain(struct parent *p, uint64_t *t, struct ff_error *why)
 }
 
 /* From the moment at which the state is whole nobody's input changes it, or memory, until that is frozen */
-static int take_all(struct parent *p, uint64_t *t, struct ff_error *why)
+static int take_all(struct parent *p, struct device_save *save, uint64_t *t, struct ff_error *why)
 {
     const struct device_stop stop = {.begin = begin_hold, .await = await_hold, .opaque = p};
-    struct device_save s;
-    int rc = device_state_save_held(p->q, &stop, &s, &p->state, &p->state_len, why);
+    int rc = device_state_save_held(p->q, &stop, save, &p->state, &p->state_len, why);
 
     p->times.state = parent_lap(t);
     if (!rc && ff_failpoint("attach.state"))
@@ -221,8 +220,8 @@ static int take_all(struct parent *p, uint64_t *t, struct ff_error *why)
         rc = freeze_take(p->freeze, why);
     freeze_go(p->freeze);
     p->times.fork = parent_lap(t);
-    const int over = device_state_over(&s, rc ? NULL : why);
-    return rc ? rc : over;
+    const int answered = device_state_answered(save, rc ? NULL : why);
+    return rc ? rc : answered;
 }
 
 /* Our `stop` had an effect, or somebody else's came first: then it is not ours to let the guest go on */
@@ -247,19 +246,17 @@ static int stop_parent(struct parent *p, struct ff_error *why)
 }
 
 /* It is stopped */
-static int freeze_all(struct parent *p, const json_t *actions, uint64_t *t, struct ff_error *why)
+static int freeze_all(struct parent *p, const json_t *actions, struct device_save *save, uint64_t *t, struct ff_error *why)
 {
     int rc = check_parent_blocks(p, why);
 
-    if (!rc) /* what another monitor has begun since */
-        rc = movable_check(p->q, why);
     if (!rc && actions) /* what a device has begun is on the disk that is frozen */
         rc = settle_devices(p->q, SETTLE_MS, why);
     p->times.stop = parent_lap(t);
     if (!rc && actions)
         rc = qmp_command(p->q, "transaction", json_pack("{sO}", "actions", actions), NULL, why);
     p->times.actions = parent_lap(t);
-    return rc ? rc : p->domain ? take_domain(p, t, why) : take_all(p, t, why);
+    return rc ? rc : p->domain ? take_domain(p, t, why) : take_all(p, save, t, why);
 }
 
 /* As it was before; @rc of the export */
@@ -279,14 +276,18 @@ int parent_pause(struct parent *p, const json_t *actions, struct ff_error *why)
     take_events_until_now(p);
     const uint64_t start = ff_now_ns();
     uint64_t t = start;
+    struct device_save save = {0};
     int rc = p->domain ? rested_find(p->q, &p->rested, why) : 0;
     if (!rc && p->was_running)
         rc = stop_parent(p, why);
     if (!rc)
-        rc = freeze_all(p, actions, &t, why);
+        rc = freeze_all(p, actions, &save, &t, why);
     rc = go_on(p, rc, why);
     p->times.pause = ff_now_ns() - start;
+    device_state_over(&save);
     if (!rc && !p->was_running)
         rc = say_paused(p, why);
+    if (!rc) /* what another monitor had begun since parent_look(): that takes 3 ms, in which the guest runs already */
+        rc = movable_check(p->q, why);
     return rc ? rc : freeze_tidy(p->freeze, why);
 }

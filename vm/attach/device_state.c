@@ -148,23 +148,26 @@ static json_t *save_arguments(const struct device_save *s, bool give_up_disks)
     return json_pack("{ss sb}", "filename", path, "live", give_up_disks);
 }
 
-int device_state_over(struct device_save *s, struct ff_error *err)
+int device_state_answered(struct device_save *s, struct ff_error *err)
 {
-    int rc = 0;
-
-    if (!s->q)
+    if (!s->asks)
         return 0;
-    if (s->asks)
-        rc = qmp_command_end(s->q, SAVE, ANSWER_MS, NULL, err);
-    if (rc == -EAGAIN)
-        rc = ff_error_set(err, ETIMEDOUT, "device state: " SAVE ": no answer within %d s", ANSWER_MS / 1000);
+    int rc = qmp_command_end(s->q, SAVE, ANSWER_MS, NULL, err);
+    s->asks = false;
+    return rc == -EAGAIN ? ff_error_set(err, ETIMEDOUT, "device state: " SAVE ": no answer within %d s", ANSWER_MS / 1000) : rc;
+}
+
+void device_state_over(struct device_save *s)
+{
+    if (!s->q)
+        return;
+    device_state_answered(s, NULL);
     /* where this fails, the descriptor goes with the QEMU, or with the monitor's last client */
     if (s->set >= 0)
         qmp_command(s->q, "remove-fd", json_pack("{sI}", "fdset-id", (json_int_t)s->set), NULL, NULL);
     ff_close_fd(&s->memory);
     ff_close_fd(&s->writer);
     *s = DEVICE_SAVE_NONE;
-    return rc;
 }
 
 static int check_given_up(struct qmp *q, struct ff_error *err)
@@ -219,7 +222,7 @@ int device_state_save(struct qmp *q, bool give_up_disks, uint8_t **out, size_t *
         rc = qmp_command(q, SAVE, save_arguments(&s, give_up_disks), NULL, err);
     FF_AUTO_CLOSE int memory = s.memory;
     s.memory = -1;
-    device_state_over(&s, NULL);
+    device_state_over(&s);
     if (!rc)
         rc = settle_check_stopped(q, err);
     if (!rc && give_up_disks)

@@ -67,8 +67,11 @@ struct device_save {
 int device_state_save_held(struct qmp *q, const struct device_stop *stop, struct device_save *s, uint8_t **out,
                            size_t *len_bytes, struct ff_error *err);
 
-/* Nothing of it stays in QEMU. Return: 0; or what QEMU said of it */
-int device_state_over(struct device_save *s, struct ff_error *err);
+/* It goes on: what did it say of it? Before anything else is asked */
+int device_state_answered(struct device_save *s, struct ff_error *err);
+
+/* Nothing of it stays in QEMU; @s may be all zeros */
+void device_state_over(struct device_save *s);
 
 /* Whether the guest of that state ran when it was stopped, as QEMU wrote it there */
 bool device_state_runs(const uint8_t *state, size_t len_bytes);
