@@ -189,12 +189,12 @@ static json_t *answered(struct agent_ask *a, int rc, const struct ff_error *why)
         json_object_set(e, "return", result);
         return e;
     }
-    const json_t *error = json_object_get(m, "error");
-    const char *desc = json_string_value(json_object_get(error, "desc"));
+    const json_t *refusal = json_object_get(m, "error");
+    const char *desc = json_string_value(json_object_get(refusal, "desc"));
     json_object_set_new(e, "error", json_string(rc ? why->text : desc ? desc : "refused"));
     if (rc && !qmp_job_asked(a->job)) /* its socket may be there later */
         json_object_set_new(e, "again", json_true());
-    else if (rc || !strcmp(text_of(error, "class"), QMP_UNANSWERED)) /* it was done, or not */
+    else if (rc || !strcmp(text_of(refusal, "class"), QMP_UNANSWERED)) /* it was done, or not */
         json_object_set_new(e, "unanswered", json_true());
     return e;
 }
