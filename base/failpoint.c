@@ -30,7 +30,7 @@ const char *const ff_failpoints[] = {
     "source.record",  "source.fence",   "dest.lease",      "dest.withdrawn",
     "source.register",   "dest.mark",      "dest.unmark",    "dest.shut-down", "dest.sign",
     "evacuate.still",
-    "visit.sent",     "visit.look",
+    "visit.sent",     "visit.look",      "visit.home",
     "attach.state", "attach.room", "attach.replaced", "inject.mask", "freeze.copy", "relay.image", "relay.image.some",    "feed.pushed", "dest.feed.has",  "dest.feed.new", "attach.rest",
     "books.snapshot", "books.resume",
     "feed.full", "dest.around",

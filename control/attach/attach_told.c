@@ -32,6 +32,7 @@
 #include "thread.h"
 
 #define LINGER_MS 10000
+#define LINGER_LOOK_NS 50000000u
 #define LISTEN_LIMIT_MS 10000
 #define SCHEME "rdma-postcopy:"
 #define KEY_OPTION ",key=" KEY_SECRET
@@ -175,6 +176,22 @@ static int lost_command(struct attach *a, const json_t *arguments, struct ff_err
     return 0;
 }
 
+/* Under lock. What the guest of a visit is to get first; what it has waited for */
+static int working_set_command(struct attach *a, const json_t *arguments, json_t **result, struct ff_error *why)
+{
+    const char *first = json_string_value(json_object_get(arguments, "first"));
+    bool is_here = a->stage == ATTACH_GONE || a->stage == ATTACH_RUNS;
+
+    if (!a->dest || !ff_address_visit(a->address) || a->stage == ATTACH_OVER || (first && is_here))
+        return ff_error_set(why, EINVAL, "no guest visits this QEMU, or it is here already");
+    int rc = first ? ff_dest_first(a->dest, first, why) : 0;
+    if (rc)
+        return rc;
+    FF_AUTO_FREE char *text = is_here ? ff_dest_working_set(a->dest) : NULL;
+    *result = json_pack("{ss}", "text", text ? text : "");
+    return 0;
+}
+
 static int own_command(struct attach *a, const char *execute, const json_t *arguments,
                        const char *key, json_t **result, struct ff_error *why)
 {
@@ -195,6 +212,8 @@ static int own_command(struct attach *a, const char *execute, const json_t *argu
     }
     if (!strcmp(execute, a->is_source ? "x-rdma-postcopy-take-back" : "x-rdma-postcopy-release"))
         return lost_command(a, arguments, why);
+    if (!a->is_source && !strcmp(execute, "x-rdma-postcopy-working-set"))
+        return working_set_command(a, arguments, result, why);
     if (!strcmp(execute, "x-farfork-visit"))
         return attach_visit_command(a, result, why);
     if (a->is_source && !strcmp(execute, "x-farfork-let-go"))
@@ -285,9 +304,8 @@ static void end_monitor(struct attach *a)
     pthread_mutex_lock(&a->lock);
     a->is_over = true;
     bool counts = (a->o->returns || a->o->image) && !a->is_source && !strcmp(a->status, "completed"); /* who waits for it asks now and then */
-    while (a->address && !a->said_last && (counts || monitor_has_clients(a->monitor)) &&
-           !ff_cond_wait_until(&a->changed, &a->lock, end))
-        ;
+    while (a->address && !a->said_last && (counts || monitor_has_clients(a->monitor)) && ff_now_ns() < end)
+        ff_cond_wait_until(&a->changed, &a->lock, ff_now_ns() + LINGER_LOOK_NS); /* nobody says that a client has gone */
     pthread_mutex_unlock(&a->lock);
     monitor_end(a->monitor);
     key_text_free(a->key);

@@ -211,6 +211,7 @@ int move_run(const struct session_options *given, const struct move_fallback *ba
     move_fallback_free(&m);
     free(m.side_dir);
     free(m.side_qmp);
+    free(m.guest_port);
     session_free(&m.s);
     return code;
 }

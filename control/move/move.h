@@ -76,6 +76,7 @@ struct move {
                                  * handed over */
     char genid[40];        /* its generation ID, which it keeps; "": it has none */
     bool was_running;
+    char *guest_port;      /* socket of its virtio-serial port there; NULL: none, or nobody asks */
     json_int_t asked;      /* number of the last command for the QEMU there */
     unsigned port;         /* where it listens */
     bool started;          /* something of it was: the agent, and what comes after */

@@ -41,8 +41,9 @@ static int make_argv(struct move *m, const char *rundir, struct strv *out, json_
     *files = identity_move_argv(words, genid, rundir);
     strv_add_json(&own, words);
     const char *config = text_of(json_array_get(*files, 0), "path");
+    const bool beside = move_host(m)->here && !m->return_of; /* the one that a guest returns to has let go of its sockets */
     const struct vm_spec s = {.id = m->s.o.id, .number = 1, .total = 1, .qemu = m->s.parent_exe,
-                                 .rundir = rundir, .here = move_host(m)->here, .net = NET_KEEP, .programs = m->s.o.unconfined && !m->no_programs,
+                                 .rundir = rundir, .here = beside, .net = NET_KEEP, .programs = m->s.o.unconfined && !m->no_programs,
                                  .incoming = "defer", .tpm = m->tpm, .replaced = m->promote ? m->promote->parent_qmp : m->s.o.parent_path,
                                  .config = genid ? config : NULL};
     int rc = command_line_rewrite(own.v, &s, out, &m->s.notes, why);
@@ -87,6 +88,8 @@ static int spawn_there(struct move *m, struct ff_error *why)
     int rc = make_argv(m, h->rundir, &argv, &files, why);
     if (!rc && m->visit && m->visit->o.word)
         rc = visit_port_find(m, &argv, why);
+    if (!rc && m->return_of)
+        visit_port_find(m, &argv, NULL);
     if (!rc && m->visit && m->via == VIA_ATTACH) {
         strv_add(&argv, "-qmp");
         strv_add(&argv, "unix:%s/" VISIT_BACK_QMP ",server=on,wait=off", h->rundir);

@@ -97,7 +97,8 @@ void visit_free(struct visit *v)
     free(v->link_options);
     free(v->address);
     free(v->failure);
-    free(v->port_there);
+    free(v->port_here);
+    free(v->touched);
     free(v->asked);
 }
 

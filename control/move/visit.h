@@ -41,7 +41,7 @@ struct visit {
     bool said_taking;     /* that it is being taken back */
     bool said_lost;       /* that it may be, once its host is known to be lost */
     uint64_t lost_until_ms; /* with --until: left there then, when it goes on; 0: its agent is heard */
-    char *port_there;     /* the guest's port, with o.word; NULL: it is not known yet */
+    char *port_here;      /* the guest's port, of the QEMU made anew here; NULL: it is home in the same one, or has none */
     char *asked;          /* the guest wants to go home: the word of that; NULL: it does not */
     bool signalled;       /* somebody here wanted it home, or not to go */
     enum move_outcome outcome; /* once it is over */
@@ -60,6 +60,7 @@ struct visit {
     double away_ms, coming_ms, here_ms, home_ms; /* when it got there, began to come, runs here, is complete; 0: not yet */
     double downtime_ms;   /* of the way back; < 0: not known */
     uint64_t back_bytes;  /* what came */
+    char *touched;        /* what it has waited for there, before the last try; NULL: not known */
     struct move *home;    /* by attaching: its way home, while there is one; */
     unsigned side;        /* the number there of who sends it; 0: nobody did yet */
     uint64_t prefill_bytes, fault_bytes; /* what came there, zeros apart */
@@ -88,6 +89,7 @@ char *visit_by_hand(const struct move *m); /* how a person brings it home; to be
 #define VISIT_BACK_QMP "1.back.qmp" /* a monitor of the QEMU there, for who sends it home */
 int visit_attach_check(const struct move *m, struct ff_error *why);
 int visit_attach_home(struct move *m, struct ff_error *why);
+int visit_link_socket(const char *name, const char *to); /* the socket @to is at @name, too: 0, -errno */
 void visit_attach_is_home(struct move *m); /* by another program, as the process beside the QEMU here says */
 
 /* visit_data.c. Plug all of it in there; unplug it: -ETIMEDOUT, -EPERM: the guest keeps one */
@@ -97,10 +99,11 @@ int visit_data_unplug(struct move *m, struct ff_error *why);
 void visit_data_free(struct visit *v);
 
 /* visit_learn.c: more options of the link for the QEMU there, or "", to be freed; what it touched on other visits, for the QEMU there, which listens: -ECANCELED, -EHOSTUNREACH, -ECHILD;
- * what it touched on this one: while it is there. Notes say what failed */
+ * what it touched on this one: while it is there; kept for the QEMU here in which it is then. Notes say what failed */
 char *visit_options_there(const struct move *m);
 int visit_tell_touched(struct move *m, struct ff_error *why);
-void visit_keep_touched(struct move *m);
+void visit_ask_touched(struct move *m);
+void visit_keep_touched(struct move *m, pid_t pid);
 /* visit_disks.c: --fallback go. It has overlays there, to be committed before it comes home; commit them, once the QEMU
  * here has given up: 0, or why one is left. What is left is named by notes, where the guest is not here as it went */
 bool visit_commits(const struct move *m);
@@ -112,7 +115,7 @@ int visit_until_start(struct move *m, struct ff_error *why);
 bool visit_until_over(struct move *m);
 void visit_until_end(struct move *m);
 
-/* visit_port.c: the guest's port there, where it has asked for its visit. @argv is the QEMU's there: -ENOENT; @text, taken
+/* visit_port.c: the guest's port, where it has asked for its visit: m->guest_port. @argv is the QEMU's there: -ENOENT; @text, taken
  * over, is said; visit_port_hear(): it wants to go home, perhaps */
 int visit_port_find(struct move *m, const struct strv *argv, struct ff_error *why);
 int visit_port_say(struct move *m, char *text, struct ff_error *why);

@@ -33,6 +33,7 @@
 
 #define BACK_TURN_MS 50
 #define END_LIMIT_MS 12000
+#define STATE_LIMIT_MS 2000
 #define FIRST_SIDE 3u
 #define HOME_SIDE 2u /* the process beside the QEMU made anew */
 
@@ -40,10 +41,7 @@
 
 int visit_attach_check(const struct move *m, struct ff_error *why)
 {
-    const struct visit *v = m->visit;
-    const char *no = m->back.go       ? "--fallback go"
-                     : v->o.word      ? "--serve"
-                     : v->o.budget_mib ? "--budget" : NULL;
+    const char *no = m->back.go ? "--fallback go" : NULL;
     int rc = ff_failpoints_start(why);
 
     if (rc)
@@ -68,6 +66,9 @@ static int new_home(struct move *m, struct ff_error *why)
     static const struct session_kind kind = {.program = "farfork visit", .where = "here", .by_hand = "",
                                              .agent_options = move_agent_options};
     struct visit *v = m->visit;
+
+    if (ff_failpoint("visit.home"))
+        return ff_error_set(why, EIO, "home: injected");
     FF_AUTO_FREE char *id = xprintf("%.16s-home-%d-%u", m->s.o.id, (int)getpid(), v->tries);
     FF_AUTO_FREE char *host = xprintf("localhost=%s", v->address);
     FF_AUTO_FREE char *options = xprintf("%s,precopy=1", v->link_options);
@@ -122,6 +123,7 @@ static void let_go_of_home(struct move *m, bool is_here)
     for (size_t i = 0; is_here && i < h->s.notes.n; i++)
         session_note(&m->s, "%s", h->s.notes.v[i]);
     strv_free(&h->argv);
+    free(h->guest_port);
     json_decref(h->images);
     json_decref(h->files);
     json_decref(h->machine);
@@ -228,16 +230,25 @@ static void over_as(struct move *m, enum move_outcome o, const char *text)
     m->visit->over = true;
 }
 
+int visit_link_socket(const char *name, const char *to)
+{
+    FF_AUTO_FREE char *made = xprintf("%s.%d", name, (int)getpid());
+    int rc = symlink(to, made) || rename(made, name) ? -errno : 0;
+
+    if (rc)
+        unlink(made);
+    return rc;
+}
+
 /* Where the guest's socket was, for whoever knows that name */
 static void link_socket(struct move *m)
 {
     const char *qmp = move_child(m->visit->home)->qmp, *name = m->s.o.parent_path;
-    FF_AUTO_FREE char *made = xprintf("%s.%d", name, (int)getpid());
+    int rc = visit_link_socket(name, qmp);
 
-    if (symlink(qmp, made) || rename(made, name)) {
+    if (rc) {
         session_note(&m->s, "the guest's QMP socket is %s now; %s could not be made to lead there: %s", qmp, name,
-                     strerror(errno));
-        unlink(made);
+                     strerror(-rc));
     } else {
         session_note(&m->s, "the guest is in another QEMU here (pid %d): its QMP socket is %s, to which %s leads",
                      (int)move_child(m->visit->home)->pid, qmp, name);
@@ -266,12 +277,17 @@ static void reap_old(struct move *m)
                      (int)m->s.parent_pid);
 }
 
+/* The process beside it ends meanwhile, and its QEMU answers then */
 static void say_state_here(struct move *m)
 {
+    uint64_t end = ff_now_ms() + STATE_LIMIT_MS;
     FF_AUTO_JSON json_t *status = NULL;
     struct ff_error why;
+    int rc;
 
-    if (move_ask(m->visit->home, "query-status", NULL, &status, &why))
+    while ((rc = move_ask(m->visit->home, "query-status", NULL, &status, &why)) && ff_now_ms() < end)
+        session_turn(&m->visit->home->s, BACK_TURN_MS);
+    if (rc)
         session_note(&m->s, "whether the guest runs here is not known: %s", why.text);
     else if (*m->visit->had && strcmp(text_of(status, "status"), m->visit->had))
         session_note(&m->s, "the guest is %s here, and was %s there", text_of(status, "status"), m->visit->had);
@@ -288,7 +304,10 @@ static void on_home(struct move *m, const json_t *here)
         v->downtime_ms = (double)json_integer_value(down);
     say_state_here(m);
     reap_old(m);
+    visit_keep_touched(m, move_child(v->home)->pid);
     link_socket(m);
+    v->port_here = v->home->guest_port;
+    v->home->guest_port = NULL;
     let_go_of_home(m, true);
     m->end_there = true;
     FF_AUTO_FREE char *text = v->failed ? xprintf("it is home again, and could not work there: %s", v->failure) : NULL;

@@ -511,8 +511,10 @@ int visit_come_home(struct move *m, struct ff_error *why)
         rc = visit_data_unplug(m, why);
     if (!rc)
         count_there(m);
+    if (!rc)
+        visit_ask_touched(m);
     if (!rc && m->via != VIA_ATTACH)
-        visit_keep_touched(m);
+        visit_keep_touched(m, m->s.parent_pid);
     v->coming_ms = ff_now_exact_ms();
     if (!rc && m->via == VIA_ATTACH)
         return visit_attach_home(m, why);

@@ -7,11 +7,13 @@
  *
  * Picture      the file of this guest, which forks of it have, too (working_set_file.h)
  *                --> --budget: the QEMU there, which listens: x-rdma-postcopy-working-set
- *              on the way home: the QEMU there --> the file
+ *              before it comes home: the QEMU there --> memory
+ *              at home, in whichever QEMU: memory --> the file
  *              With --budget that is what the file had, and what came on top; without, what this visit touched.
  * Failure      costs a note, and time on another visit.
  */
 #include <errno.h>
+#include <stdlib.h>
 
 #include "autojson.h"
 #include "rundir.h"
@@ -43,9 +45,13 @@ int visit_tell_touched(struct move *m, struct ff_error *why)
     return move_check_there(m, why);
 }
 
-void visit_keep_touched(struct move *m)
+static void note_not_kept(struct move *m, const struct ff_error *why)
 {
-    FF_AUTO_FREE char *base = m->s.o.rundir ? xstrdup(m->s.o.rundir) : rundir_base();
+    session_note(&m->s, "the next visit does not know what this one touched: %s", why->text);
+}
+
+void visit_ask_touched(struct move *m)
+{
     FF_AUTO_JSON json_t *answer = NULL;
     struct ff_error why;
     int rc = move_ask(m, COMMAND, NULL, &answer, &why);
@@ -53,10 +59,20 @@ void visit_keep_touched(struct move *m)
 
     if (!rc && !working_set_is_text(text))
         rc = ff_error_set(&why, EREMOTEIO, "its QEMU on %s says something else", move_host(m)->node->host);
-    if (!rc && *text)
-        rc = rundir_make_base(base, &why);
-    if (!rc && *text)
-        rc = working_set_keep(m->s.o.rundir, m->s.parent_pid, text, &why);
-    if (rc)
-        session_note(&m->s, "the next visit does not know what this one touched: %s", why.text);
+    if (rc) {
+        note_not_kept(m, &why);
+        return;
+    }
+    free(m->visit->touched);
+    m->visit->touched = xstrdup(text);
+}
+
+void visit_keep_touched(struct move *m, pid_t pid)
+{
+    FF_AUTO_FREE char *base = m->s.o.rundir ? xstrdup(m->s.o.rundir) : rundir_base();
+    const char *text = m->visit->touched;
+    struct ff_error why;
+
+    if (text && *text && (rundir_make_base(base, &why) || working_set_keep(m->s.o.rundir, pid, text, &why)))
+        note_not_kept(m, &why);
 }

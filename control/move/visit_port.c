@@ -32,15 +32,14 @@ static char *port_chardev(const struct strv *argv)
 
 int visit_port_find(struct move *m, const struct strv *argv, struct ff_error *why)
 {
-    struct visit *v = m->visit;
     FF_AUTO_FREE char *want = port_chardev(argv);
 
-    for (size_t i = 1; want && i < argv->n && !v->port_there; i++) {
+    for (size_t i = 1; want && i < argv->n && !m->guest_port; i++) {
         FF_AUTO_FREE char *id = qemu_option_is(argv->v[i - 1], "chardev") ? qemu_opts_get(argv->v[i], "id") : NULL;
         if (id && !strcmp(id, want) && qemu_opts_is(argv->v[i], "server"))
-            v->port_there = qemu_opts_get(argv->v[i], "path");
+            m->guest_port = qemu_opts_get(argv->v[i], "path");
     }
-    return v->port_there ? 0
+    return m->guest_port ? 0
                          : ff_error_set(why, ENOENT, "this guest has no port " GUEST_CHANNEL " with a UNIX socket that "
                                         "listens: nobody would hear it there");
 }
@@ -48,7 +47,7 @@ int visit_port_find(struct move *m, const struct strv *argv, struct ff_error *wh
 int visit_port_say(struct move *m, char *text, struct ff_error *why)
 {
     move_forget_answer(m);
-    host_send(move_host(m), json_pack("{s{si ss ss}}", "say", "child", 1, "path", m->visit->port_there, "text", text));
+    host_send(move_host(m), json_pack("{s{si ss ss}}", "say", "child", 1, "path", m->guest_port, "text", text));
     free(text);
     int rc = move_wait_answer(m, "say", "the agent there", why);
     const char *error = rc ? "" : text_of(m->s.answer, "error");

@@ -118,18 +118,44 @@ static void write_visitor(struct visit_server *v)
     }
 }
 
+/* The guest is in another QEMU here, which has its port. What was written to the one of before is read first */
+static void move_visitor(struct visit_server *v, const char *to)
+{
+    struct ff_error why;
+    ssize_t n = 1;
+    size_t room;
+
+    for (char *at = guest_port_room(&v->in, &room); n > 0 && room; at = guest_port_room(&v->in, &room))
+        if ((n = recv(v->port, at, room, MSG_DONTWAIT)) > 0)
+            v->in.n += (size_t)n;
+    hang_up_visitor(v);
+    v->port = guest_port_connect(to, "--serve", &why);
+    int rc = v->port < 0 ? 0 : visit_link_socket(v->s->port, to);
+    if (v->port < 0)
+        fprintf(stderr, "farfork visit: the guest is not heard any more: %s\n", why.text);
+    else if (rc)
+        fprintf(stderr, "farfork visit: the guest's port is %s now; %s could not be made to lead there: %s\n", to, v->s->port,
+                strerror(-rc));
+}
+
 /* --- visits --- */
 
 static void end_served_visit(struct visit_server *v, const struct visit *visit, int code)
 {
     const char *word = visit->o.word;
 
+    if (visit->port_here)
+        move_visitor(v, visit->port_here);
     if (visit->outcome == MOVE_HOME && visit->asked)
         answer_visitor(v, guest_port_home(visit->asked));
     else if (visit->outcome == MOVE_HERE || (visit->outcome == MOVE_HOME && visit->failed))
         answer_visitor(v, guest_port_failed_word(word, VISIT_FAILED));
     v->over = visit->signalled || (visit->outcome != MOVE_HERE && visit->outcome != MOVE_HOME);
     v->code = v->over ? code : 0;
+    if (v->port < 0 && !v->over) {
+        v->over = true;
+        v->code = MOVE_EXIT_TROUBLE;
+    }
 }
 
 static void begin_served_visit(struct visit_server *v, const struct guest_request *q, const char *host)
