@@ -33,7 +33,6 @@ static int agent_usage(FILE *out)
         "  --rundir DIR            put the run directory there, as DIR/ID/NAME\n"
         "  --children N            reserve room for the records of so many; default: 1\n"
         "  --socket PATH           for the children; default: in the run directory\n"
-        "  --fork-server PROGRAM   start PROGRAM, a QEMU, once, and fork children off it\n"
         "  --stay                  do not leave the foreground when told to go on alone: for a launcher\n"
         "                          that then ends all that it has started\n"
         "  --background            start children one after the other, with a tenth of a session's\n"
@@ -58,7 +57,7 @@ static int agent_usage(FILE *out)
 
 int cmd_agent(int argc, char **argv)
 {
-    enum { LISTEN = 256, MEMORY, ID, NODE, RUNDIR, SOCKET, PARENT, TIMEOUT, SERVER, CHILDREN,
+    enum { LISTEN = 256, MEMORY, ID, NODE, RUNDIR, SOCKET, PARENT, TIMEOUT, CHILDREN,
            KEYED, STAY, UNCONFINED, METRICS_DIR, SCOPE, BACKGROUND, WATCHER };
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
                                             {"listen", required_argument, NULL, LISTEN},
@@ -76,11 +75,10 @@ int cmd_agent(int argc, char **argv)
                                             {"scope", required_argument, NULL, SCOPE},
                                             {"unconfined", no_argument, NULL, UNCONFINED},
                                             {"watcher", no_argument, NULL, WATCHER},
-                                            {"fork-server", required_argument, NULL, SERVER},
                                             {"metrics-dir", required_argument, NULL, METRICS_DIR},
                                             {0}};
     struct agent a = {.pipe = {-1, -1}, .front = -1, .timeout_s = TIMEOUT_S,
-                      .children = 1, .vms = {.server = FORK_SERVER_NONE}};
+                      .children = 1};
     char host[256] = "localhost";
     int c, at = 0;
 
@@ -106,7 +104,6 @@ int cmd_agent(int argc, char **argv)
         case RUNDIR: a.base = optarg; break;
         case SOCKET: a.socket = xstrdup(optarg); break;
         case PARENT: a.parent = optarg; break;
-        case SERVER: a.server = optarg; break;
         case METRICS_DIR: a.metrics_dir = optarg; break;
         case CHILDREN:
             if (!value_number("farfork agent", &options[at], optarg, 1, CHILDREN_MAX, &a.children))

@@ -44,8 +44,7 @@ static int vmclone_usage(FILE *out)
         "Fork a running guest into N children. PARENT is the QMP socket of its QEMU, on this\n"
         "host; it goes on. Children go to the hosts in turn: those named, or those of the batch job\n"
         "(SLURM_JOB_NODELIST, PBS_NODEFILE), or this one.\n\n"
-        "  --domain NAME           fork a domain of this host's libvirt, as root; children are transient\n"
-        "                          domains; with Farfork's QEMU outside libvirt, on this host, of the domain's user\n"
+        "  --domain NAME           fork a domain of this host's libvirt, as root; children are transient domains\n"
         "  --hostfile FILE         hosts, one a line\n"
         "  --place pack|spread     by memory that hosts have, and reserve it: onto few hosts, or where most\n"
         "                          is left; default: in turn\n"
@@ -156,9 +155,7 @@ static int fork_domain(const struct fork_options *given, char **args)
         rc = enter_scope(&o, &why);
     if (!rc)
         rc = domain_books_open(o.domain, o.overlays, o.s.timeout_s, &o.s.books, &why);
-    o.s.unconfined |= !rc && domain_books_of_domains(o.s.books);
-    if (!rc && *args && !domain_books_of_domains(o.s.books))
-        rc = ff_error_set(&why, EINVAL, "domain %s: children of Farfork's QEMU are on this host: leave out HOST", o.domain);
+    o.s.unconfined |= !rc;
     int code = rc ? print_error(&why) : fork_run(&o, &hosts);
     domain_books_close(o.s.books);
     hostlist_free(&hosts);

@@ -143,7 +143,7 @@ $(BUILD)/fuzz/source_fuzz: FUZZ_WRAP += ff_process_exec
 # command_host.c: an input names programs, files and processes
 $(BUILD)/fuzz/command_fuzz: FUZZ_WRAP = kill waitid waitpid open unlink access connect clock_gettime \
     timerfd_settime timer_create \
-    agent_server_start agent_set_weight preflight_check rundir_write_state rundir_reserve_state \
+    ff_process_exec agent_set_weight preflight_check rundir_write_state rundir_reserve_state \
     jsonl_write_json journal_send $(addprefix overlay_records_,make unmake add sweep leave) \
     $(addprefix ff_agent_,together stats session working_set free)
 

@@ -215,12 +215,12 @@ static int rewrite_object(struct rewrite *r, const char *option, const char *val
             pages = xprintf("%.*s,\"hugetlb\":true,\"hugetlbsize\":%lu}", (int)strlen(ram) - 1,
                             ram, huge);
         }
-        FF_AUTO_FREE char *own = huge && r->s->by_attach ? without_file("memory-backend-memfd", pages) : NULL;
+        FF_AUTO_FREE char *own = huge && !r->s->incoming ? without_file("memory-backend-memfd", pages) : NULL;
         rewrite_emit(r, option, own ? own : huge ? pages : ram);
     } else if (type && !strncmp(type, "memory-backend-", 15)) {
         FF_AUTO_FREE char *lazy = qemu_opts_drop(value, "prealloc");
         FF_AUTO_FREE char *shared = is_private_huge(r, type, value) ? qemu_opts_drop(lazy, "share") : NULL;
-        FF_AUTO_FREE char *own = r->s->by_attach ? without_file(type, lazy) : NULL;
+        FF_AUTO_FREE char *own = !r->s->incoming ? without_file(type, lazy) : NULL;
         rewrite_emit(r, option, own ? own : shared ? shared : lazy);
     } else {
         rewrite_emit(r, option, value);
@@ -388,7 +388,7 @@ static void add_own(struct rewrite *r)
         }
         rewrite_emit(r, "monitor", "none");
     }
-    if (s->by_attach) {
+    if (!s->incoming) {
         FF_AUTO_FREE char *path = command_line_monitor(s);
         strv_add(r->out, "-S");
         strv_add(r->out, "-qmp");
@@ -399,12 +399,7 @@ static void add_own(struct rewrite *r)
     if (s->config)
         rewrite_emit(r, "readconfig", s->config);
     strv_add(r->out, "-incoming");
-    if (s->incoming || s->by_attach) {
-        strv_add(r->out, "%s", s->incoming ? s->incoming : "defer");
-        return;
-    }
-    strv_add(r->out, "farfork-clone:%s,number=%u,net=%s", s->socket, s->number,
-              s->net == NET_ISOLATED || s->net == NET_NONE ? "isolated" : "keep");
+    strv_add(r->out, "%s", s->incoming ? s->incoming : "defer");
 }
 
 /* "RUNDIR/N." of a child, by the QMP socket that add_own() made; NULL: no child */

@@ -19,9 +19,7 @@ struct vm_spec {
     unsigned total;       /* children of this fork */
     const char *qemu;     /* program */
     const char *rundir;   /* on its host, without commas; its sockets and files go there */
-    const char *socket;   /* the agent's, there */
     const char *incoming; /* of a guest that is moved; NULL: a child of a fork */
-    bool by_attach;       /* a child of a fork whose QEMU knows nothing of Farfork: agent_beside.h */
     const char *tpm;      /* of a guest that is moved: the swtpm's socket there; NULL: none */
     const char *replaced; /* the parent's QMP socket, which its own takes the place of; or NULL */
     bool here;            /* on the parent's host */
@@ -58,7 +56,7 @@ int command_line_rewrite(char *const *parent, const struct vm_spec *s, struct st
 char *net_dead_end_tap(const char *value, int fd);
 char *net_dead_end_hub(const char *value, unsigned number);
 
-/* The monitor of a child @s->by_attach that is its agent's alone; to be freed */
+/* The monitor of a child of a fork that is its agent's alone; to be freed */
 char *command_line_monitor(const struct vm_spec *s);
 
 /* An image without an option is the first disk: "disk.img" becomes "-hda disk.img". @exe: the program

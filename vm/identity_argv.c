@@ -62,9 +62,16 @@ static const char *mac_key(const json_t *argv, size_t at, bool devices)
 bool identity_mac_known(const struct identity *id, const char *mac)
 {
     for (size_t i = 0; i < id->nics; i++)
-        if (!strcmp(id->nic[i].old_mac, mac))
+        if (!strcmp(id->nic[i].old_mac, mac) || !strcmp(id->nic[i].first_mac, mac))
             return true;
     return false;
+}
+
+static void copy_mac(char to[static MAC_TEXT], const char *mac)
+{
+    snprintf(to, MAC_TEXT, "%s", mac);
+    for (char *p = to; *p; p++)
+        *p = *p == '-' ? ':' : (char)tolower((unsigned char)*p);
 }
 
 static void add_nic(struct identity *id, const struct identity_input *in, const char *argument,
@@ -80,18 +87,15 @@ static void add_nic(struct identity *id, const struct identity_input *in, const 
         id->nic = xrealloc(id->nic, id->room * sizeof(*id->nic));
     }
     nic = &id->nic[id->nics];
-    if (!mac)
-        mac = given;
-    if (mac) {
-        snprintf(nic->old_mac, MAC_TEXT, "%s", mac);
-        for (char *p = nic->old_mac; *p; p++)
-            *p = *p == '-' ? ':' : (char)tolower((unsigned char)*p);
+    if (given) {
+        copy_mac(nic->first_mac, given);
     } else { /* the first that is free */
         unsigned last = 0x56;
         do
-            snprintf(nic->old_mac, MAC_TEXT, "52:54:00:12:34:%02x", last++);
-        while (last <= 0xff && identity_mac_known(id, nic->old_mac));
+            snprintf(nic->first_mac, MAC_TEXT, "52:54:00:12:34:%02x", last++);
+        while (last <= 0xff && identity_mac_known(id, nic->first_mac));
     }
+    copy_mac(nic->old_mac, mac ? mac : nic->first_mac);
     nic->ip = id->nics < in->ips && in->ip[id->nics] ? xstrdup(in->ip[id->nics]) : NULL;
     id->nics++;
 }
@@ -192,6 +196,21 @@ void identity_drop_genid(json_t *argv, size_t at)
     json_array_set_new(argv, at, json_string(bare));
 }
 
+/* The PCIe serial number of such a NIC is the MAC that it began with, and a state with another one does not load: it begins
+ * with its parent's, as its guest does */
+static bool has_serial(const json_t *argv, size_t at)
+{
+    static const char *const models[] = {"e1000e", "vmxnet3", "igb"};
+    const char *option = identity_word(argv, at - 1), *value = identity_word(argv, at);
+    FF_AUTO_FREE char *model = qemu_option_is(option, "device") ? qemu_opts_get_first(value, "driver")
+                                                                : qemu_opts_get(value, "model");
+
+    for (size_t i = 0; model && i < sizeof(models) / sizeof(models[0]); i++)
+        if (!strcmp(model, models[i]))
+            return true;
+    return false;
+}
+
 void identity_child_argv(const struct identity *id, unsigned number, const char *rundir,
                          json_t *argv)
 {
@@ -202,8 +221,10 @@ void identity_child_argv(const struct identity *id, unsigned number, const char 
     for (int devices = 0; devices <= 1; devices++) { /* in the order of identity_read_argv() */
         for (size_t i = 1; i < n; i++) {
             const char *key = mac_key(argv, i, devices);
-            if (key && nic < id->nics)
-                set_key(argv, i, key, c->mac[nic++]);
+            if (!key || nic == id->nics)
+                continue;
+            set_key(argv, i, key, has_serial(argv, i) ? id->nic[nic].first_mac : c->mac[nic]);
+            nic++;
         }
     }
     for (size_t i = 1; i < n; i++) {

@@ -13,7 +13,7 @@
 #define SEED_BYTES 32
 
 struct nic {
-    char old_mac[MAC_TEXT];
+    char old_mac[MAC_TEXT], first_mac[MAC_TEXT]; /* now, and when its QEMU started */
     char *ip; /* template, or NULL */
 };
 

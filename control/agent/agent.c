@@ -188,7 +188,6 @@ static void detach(struct agent *a)
         return;
     agent_send(a, json_pack("{ss}", "event", "detached"));
     a->detached = true;
-    agent_server_end(&a->vms.server); /* nobody asks for more children */
     prctl(PR_SET_PDEATHSIG, 0);
     for (int fd = 0; fd <= 2; fd++)
         dup2(null, fd);
@@ -231,12 +230,11 @@ static void run_command(struct agent *a, const char *line)
             agent_spawn_later(a, v);
         agent_count_vms(a);
     } else if ((v = json_object_get(o, "check"))) {
-        bool by_attach = false;
-        int rc = preflight_check(v, a->vms.server.pid, &by_attach, &why);
+        int rc = preflight_check(v, &why);
         if (rc && rc != -EXDEV)
             agent_send_error(a, 0, why.text);
         else
-            agent_send(a, json_pack("{ss sb sb}", "event", "checked", "lacks-flags", rc != 0, "by-attach", by_attach));
+            agent_send(a, json_pack("{ss sb}", "event", "checked", "lacks-flags", rc != 0));
     } else if ((v = json_object_get(o, "kill"))) {
         agent_kill(a, json_integer_value(v));
     } else if ((v = json_object_get(o, "qmp"))) {
@@ -433,8 +431,6 @@ static int agent_start(struct agent *a, struct ff_error *why)
     if (rc)
         return rc;
     a->vms.dir = a->dir;
-    if (a->server) /* beside all else */
-        agent_server_begin(&a->vms.server, a->server);
     if (pipe2(a->pipe, O_CLOEXEC) < 0 || fcntl(a->pipe[0], F_SETFL, O_NONBLOCK) < 0)
         return ff_error_set(why, errno, "pipe: %s", strerror(errno));
     a->image = a->listen ? LISTENING : NONE;

@@ -11,7 +11,6 @@
 #include <sys/types.h>
 
 #include "agent_guest_port.h"
-#include "agent_server.h"
 #include "error.h"
 #include "rundir.h"
 #include "strv.h"
@@ -37,7 +36,7 @@ struct agent_vm {
     char *until_go;    /* the file of its option until-go; NULL: it has none, or somewhere else */
     char *shut_down_file; /* made when its guest shuts itself down; NULL: nobody asks */
     struct jsonl_reader *exec_status;
-    json_t *beside;     /* as struct beside_child has it; NULL: its QEMU is Farfork's, or no child of a fork */
+    json_t *beside;     /* as struct beside_child has it; NULL: no child of a fork */
     json_t *private;    /* files that QEMU reads when it starts; NULL: it has, or there are none */
     struct channel *channel; /* NULL: the child has no port */
     bool ready, exited;      /* its guest has said so */
@@ -57,7 +56,6 @@ struct agent_vm {
 struct agent_vms {
     struct agent_vm *v;
     size_t n;
-    struct fork_server server;
     const char *dir; /* where their overlays are written down */
     struct agent_ask *asks;  /* that wait for an answer; agent_qmp.c */
     char *key;               /* of key_text_new(), for their QEMUs; NULL: none, or used */

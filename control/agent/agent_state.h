@@ -16,7 +16,7 @@
 enum image { LISTENING, IMAGE, COMPLETE, LOST, NONE };
 
 struct agent {
-    const char *listen, *id, *node, *base, *parent, *server, *metrics_dir;
+    const char *listen, *id, *node, *base, *parent, *metrics_dir;
     struct metrics *metrics; /* NULL: nothing is counted */
     uint64_t metrics_ms;     /* when to write them next */
     uint64_t image_ms;       /* when the device state was here */

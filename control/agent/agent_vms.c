@@ -30,6 +30,7 @@
 #include "agent_taps.h"
 #include "jsonl.h"
 #include "overlay_records.h"
+#include "process.h"
 #include "rundir.h"
 
 #define LAST_WORDS_BYTES 600
@@ -139,7 +140,7 @@ int agent_vms_spawn(struct agent_vms *k, const json_t *o, struct agent_vm **out,
         p.argv = taps.argv;
         p.kept = taps.fd;
     }
-    if (!rc && (rc = agent_server_start(&k->server, &p, &pid, &fd, why)))
+    if (!rc && (rc = ff_process_exec(&p, &pid, &fd, why)))
         ff_error_context(why, "spawn");
     if (rc && made)
         overlay_records_unmake(k->dir, (unsigned)number);
@@ -199,14 +200,13 @@ static bool is_agent_vm(const struct agent_vms *k, pid_t pid)
     return false;
 }
 
-/* The fork server, and what children leave to it or to us */
+/* What children leave to this one */
 static void reap_others(struct agent_vms *k)
 {
     siginfo_t ended = {0};
 
     while (!waitid(P_ALL, 0, &ended, WEXITED | WNOHANG | WNOWAIT) && ended.si_pid &&
            !is_agent_vm(k, ended.si_pid)) {
-        agent_server_ended(&k->server, ended.si_pid);
         waitpid(ended.si_pid, NULL, WNOHANG);
         ended.si_pid = 0;
     }
@@ -352,7 +352,6 @@ json_t *agent_vms_state(const struct agent_vms *k)
 
 void agent_vms_free(struct agent_vms *k)
 {
-    agent_server_end(&k->server);
     for (size_t i = 0; i < k->n; i++) {
         struct agent_vm *c = &k->v[i];
         if (c->exec_status_fd >= 0)
@@ -369,5 +368,5 @@ void agent_vms_free(struct agent_vms *k)
         agent_port_free(c->channel);
     }
     free(k->v);
-    *k = (struct agent_vms){.server = FORK_SERVER_NONE};
+    *k = (struct agent_vms){0};
 }

@@ -7,11 +7,13 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include "alone.h"
 #include "autojson.h"
 #include "failpoint.h"
+#include "host_facts.h"
 #include "monitor.h"
 #include "parent.h"
 #include "parent_private.h"
@@ -160,9 +162,14 @@ int parent_run(const char *qmp, const char *domain)
         fprintf(stderr, "farfork attach: %s\n", *why.text ? why.text : strerror(errno));
         return 3;
     }
-    for (unsigned turns = 0; monitor_has_clients(m); poll(NULL, 0, TURN_MS))
-        if (atomic_load(&p.exported) && ++turns == SWEEP_AFTER_MS / TURN_MS)
+    for (unsigned turns = 0; monitor_has_clients(m); poll(NULL, 0, TURN_MS)) {
+        if (!atomic_load(&p.exported))
+            continue;
+        if (!turns++)
+            prctl(PR_SET_NAME, HOLDER_COMM);
+        if (turns == SWEEP_AFTER_MS / TURN_MS)
             freeze_sweep(p.freeze); /* children start just now */
+    }
     monitor_end(m);
     qmp_free(p.q); /* others may be its client */
     p.q = NULL;

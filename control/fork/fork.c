@@ -316,11 +316,6 @@ static void fork_agent_options(const struct session *s, const struct host *h, st
     strv_add(w, "--watcher");
     if (f->o->hold)
         strv_add(w, "--background");
-    /* one alone has nobody to share with; a script looks at its arguments, perhaps */
-    if (!s->o.qemu && !f->s.beside && host_vms(s, h) > 1) {
-        strv_add(w, "--fork-server");
-        strv_add(w, "%s", s->parent_exe);
-    }
 }
 
 /* Children are started, and wait for a request */

@@ -59,8 +59,7 @@ int fork_ask_disks(struct fork *f, struct ff_error *why);
 int fork_ask_again(struct fork *f, unsigned n, struct ff_error *why);
 int fork_export(struct fork *f, struct ff_error *why);
 
-/* fork_attach.c: a parent whose QEMU cannot fork itself is asked through a process beside it from here on: as that refuses it.
- * lost(): that process has ended while it was to fork the parent, which goes on. watch(): again and again after that: has it
+/* fork_attach.c: the parent is asked through a process beside it from here on: as that refuses it. lost(): that process has ended while it was to fork the parent, which goes on. watch(): again and again after that: has it
  * ended? ended(): nothing is asked of it any more: has the parent? */
 int fork_attach(struct fork *f, struct ff_error *why);
 void fork_attach_lost(struct fork *f);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * fork_attach.c - a parent whose QEMU cannot fork itself: a process beside it does
+ * fork_attach.c - a process beside the parent's QEMU forks its guest
  */
 /**
  * DOC: Theory of Operation
  *
- * Purpose      any QEMU's guest is forked by the commands of Farfork's own: `farfork attach --parent` answers them, and carries
- *              all others to the QEMU. So its connection takes the place of the parent's, and nothing else here knows of it.
+ * Purpose      `farfork attach --parent` answers x-farfork-export and what goes with it, and carries all other commands to the
+ *              QEMU. So its connection takes the place of the parent's, and nothing else here knows of it.
  * Failure      where that process ends while the guest stands still, nobody but this one says `cont`. Where this one ends, that
  *              process goes on by itself, and so does the guest. Where it ends later, what was not served yet is lost: hosts
  *              that hear nothing of others fail (fork_ask_export()).
@@ -47,7 +47,7 @@ static int start_parents_side(struct fork *f, int *sock, struct ff_error *why)
     return rc;
 }
 
-static int switch_to(struct fork *f, struct ff_error *why)
+int fork_attach(struct fork *f, struct ff_error *why)
 {
     struct qmp *beside;
     int sock = -1, rc = start_parents_side(f, &sock, why);
@@ -64,17 +64,6 @@ static int switch_to(struct fork *f, struct ff_error *why)
     rc = qmp_command(f->s.qmp, "x-farfork-look", NULL, &look, why);
     qmp_limit(f->s.qmp, COMMAND_LIMIT_MS);
     return rc || !f->s.o.books ? rc : fork_domain_begin(f, look, why);
-}
-
-int fork_attach(struct fork *f, struct ff_error *why)
-{
-    FF_AUTO_JSON json_t *list = NULL;
-    int rc = qmp_command(f->s.qmp, "query-commands", NULL, &list, why);
-
-    f->s.beside = false;
-    if (rc || json_find(list, "name", "x-farfork-export"))
-        return rc;
-    return switch_to(f, why);
 }
 
 /* The QEMU's own monitor */

@@ -168,19 +168,10 @@ static void add_backends(json_t *program, const struct strv *argv)
     }
 }
 
-/* The parent's QEMU itself: what speaks for it may do more */
-static bool is_farforks(struct fork *f)
-{
-    FF_AUTO_JSON json_t *list = NULL;
-    struct ff_error none; /* then its program is asked */
-
-    return !qmp_command(f->s.qmp, "query-commands", NULL, &list, &none) && json_find(list, "name", "x-farfork-export");
-}
-
 /* NULL: the program that the parent runs, with what the parent has */
 static json_t *program_of(struct fork *f, const struct host *h)
 {
-    bool known = h->here && !f->s.o.qemu && f->o->net != NET_USER && f->o->net != NET_BRIDGE && is_farforks(f);
+    bool known = h->here && !f->s.o.qemu && f->o->net != NET_USER && f->o->net != NET_BRIDGE;
     struct strv argv = {0};
     struct ff_error ignored; /* fork_check_argv() has refused what it refuses */
 

@@ -63,7 +63,7 @@ json_t *fork_domain_spawn(const struct fork *f, const struct vm *k, const struct
         return NULL;
     json_object_set_new(how, "xml", json_string(xml));
     json_object_set_new(how, "name", json_string(name));
-    json_object_set_new(how, "agent", json_string(s->socket));
+    json_object_set_new(how, "agent", json_string(f->s.hosts[k->host].socket ? f->s.hosts[k->host].socket : ""));
     json_object_set_new(how, "number", json_integer((int)k->number));
     json_object_set_new(how, "isolated", json_boolean(s->net == NET_ISOLATED || s->net == NET_NONE));
     FF_AUTO_FREE char *text = json_dumps(how, JSON_COMPACT);

@@ -41,15 +41,10 @@ int fork_check_parent(struct fork *f, struct ff_error *why)
 {
     int rc = fork_attach(f, why);
 
-    if (!rc && f->s.beside)
+    if (!rc)
         ask_stands(f);
-    else if (!rc)
-        rc = session_check_parent(&f->s, why);
-
     if (!rc && !f->memory_bytes)
-        rc = ff_error_set(why, EPROTO,
-                          "%s: x-query-ramblock names no memory: agents could not tell how "
-                          "much the guest has; is this Farfork's QEMU 10.0?",
+        rc = ff_error_set(why, EPROTO, "%s: QEMU names no memory: agents could not tell how much the guest has",
                           f->s.o.parent_path);
     return rc;
 }

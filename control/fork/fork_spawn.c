@@ -18,11 +18,11 @@
 #include "qemu_opts.h"
 
 static struct vm_spec spec_of(const struct fork *f, unsigned number, const struct host *h,
-                                 const char *rundir, const char *socket)
+                              const char *rundir)
 {
     return (struct vm_spec){.id = f->s.o.id, .number = number, .total = f->s.o.n,
-                               .qemu = f->s.parent_exe, .rundir = rundir, .socket = socket,
-                               .by_attach = h->by_attach, .here = h->here, .net = f->o->net, .programs = f->s.o.unconfined, .bridge = f->o->bridge};
+                               .qemu = f->s.parent_exe, .rundir = rundir,
+                               .here = h->here, .net = f->o->net, .programs = f->s.o.unconfined, .bridge = f->o->bridge};
 }
 
 /* The parent's words with the child's disks and identity, then all the rest */
@@ -44,7 +44,7 @@ static int child_argv(struct fork *f, struct vm_spec *s, struct strv *out, struc
 /* That of a child there, but for its number and its sockets' names */
 int fork_argv_on(struct fork *f, const struct host *h, struct strv *out, struct ff_error *why)
 {
-    struct vm_spec s = spec_of(f, 1, h, "/run", "/run/agent");
+    struct vm_spec s = spec_of(f, 1, h, "/run");
 
     if (f->domain)
         return ff_error_set(why, ENOTSUP, "libvirt starts its children");
@@ -55,7 +55,7 @@ int fork_argv_on(struct fork *f, const struct host *h, struct strv *out, struct 
 int fork_check_argv(struct fork *f, struct ff_error *why)
 {
     struct strv out = {0};
-    const struct vm_spec s = spec_of(f, 1, &f->s.hosts[0], "/run", "/run/agent");
+    const struct vm_spec s = spec_of(f, 1, &f->s.hosts[0], "/run");
 
     if (f->domain) {
         FF_AUTO_JSON json_t *first = fork_domain_spawn(f, &f->s.vms[0], &s, why);
@@ -133,7 +133,7 @@ static json_t *channel_of(const struct fork *f, const struct vm *k, const struct
 static json_t *spawn_of(struct fork *f, const struct vm *k, struct ff_error *why)
 {
     const struct host *h = &f->s.hosts[k->host];
-    struct vm_spec s = spec_of(f, k->number, h, h->rundir, h->socket);
+    struct vm_spec s = spec_of(f, k->number, h, h->rundir);
 
     if (f->domain)
         return fork_domain_spawn(f, k, &s, why);
@@ -157,11 +157,9 @@ static json_t *spawn_of(struct fork *f, const struct vm *k, struct ff_error *why
     if (files)
         json_object_set_new(o, "files", files);
     json_object_set_new(o, "private", identity_files(f->identity, k->number, h->rundir));
-    if (s.by_attach) {
-        FF_AUTO_FREE char *monitor = command_line_monitor(&s);
-        json_object_set_new(o, "taps", json_true());
-        json_object_set_new(o, "beside", json_pack("{ss sb}", "qmp", monitor, "isolated", s.net == NET_ISOLATED || s.net == NET_NONE));
-    }
+    FF_AUTO_FREE char *monitor = command_line_monitor(&s);
+    json_object_set_new(o, "taps", json_true());
+    json_object_set_new(o, "beside", json_pack("{ss sb}", "qmp", monitor, "isolated", s.net == NET_ISOLATED || s.net == NET_NONE));
     json_t *channel = channel_of(f, k, &argv);
     if (channel)
         json_object_set_new(o, "channel", channel);

@@ -6,10 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <grp.h>
-#include <limits.h>
 #include <poll.h>
-#include <pwd.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,7 +28,6 @@
 #define RESUME_ROUNDS 5
 #define HELD_LIMIT_MS 30000   /* vmclone asks for nothing while a domain stands still: it is stopped */
 #define TURN_MS 200
-#define ASK_COMMANDS "{\"execute\":\"query-commands\"}"
 #define ASK_STATUS "{\"execute\":\"query-status\"}"
 
 struct domain_books {
@@ -40,7 +36,6 @@ struct domain_books {
     int fd;      /* of this process; the other end is the other's */
     int turn_fd; /* locked: nobody else forks this domain */
     struct jsonl_reader in;
-    bool domains;  /* its QEMU is not Farfork's */
     bool held;     /* keeper: the guest may stand still, and is to go on */
     json_t *made;  /* keeper: [{"target", "overlay"}], planned or there */
     char *xml;     /* keeper: of the snapshot that makes these */
@@ -353,76 +348,6 @@ static int ask_keeper(struct domain_books *b, json_t *question, char **answer, s
     return 0;
 }
 
-/* Its user, its group, and the groups that its user is in, such as that of /dev/kvm */
-struct rights {
-    unsigned uid, gid;
-    gid_t group[NGROUPS_MAX];
-    size_t n;
-};
-
-static int read_rights(pid_t pid, struct rights *r, struct ff_error *why)
-{
-    FF_AUTO_FREE char *path = xprintf("/proc/%d/status", (int)pid);
-    FF_AUTO_FREE char *line = NULL;
-    FILE *f = fopen(path, "re");
-    size_t room = 0;
-    int got = 0;
-
-    while (f && getline(&line, &room, f) > 0) {
-        got += sscanf(line, "Uid: %u", &r->uid) == 1;
-        got += sscanf(line, "Gid: %u", &r->gid) == 1;
-        if (strncmp(line, "Groups:", 7))
-            continue;
-        char *save = NULL;
-        for (char *w = strtok_r(line + 7, " \t\n", &save); w && r->n < NGROUPS_MAX;
-             w = strtok_r(NULL, " \t\n", &save))
-            r->group[r->n++] = (gid_t)strtoul(w, NULL, 10);
-    }
-    if (f)
-        fclose(f);
-    return got == 2 ? 0 : ff_error_set(why, ESRCH, "%s: no user in it", path);
-}
-
-/* What is root's does not go to what runs as the domain's user */
-static void leave_roots_things(const char *home)
-{
-    static const char *const kept[] = {"PATH=", "LANG=", "LC_", "TERM=", "FARFORK_"};
-    struct strv keep = {0};
-
-    for (char **e = environ; e && *e; e++)
-        for (size_t i = 0; i < FF_ARRAY_LEN(kept); i++)
-            if (!strncmp(*e, kept[i], strlen(kept[i])))
-                strv_add(&keep, "%s", *e);
-    clearenv();
-    for (size_t i = 0; i < keep.n; i++) {
-        char *value = strchr(keep.v[i], '=');
-        *value = '\0';
-        setenv(keep.v[i], value + 1, 1);
-    }
-    strv_free(&keep);
-    setenv("HOME", home, 1);
-    close_range(STDERR_FILENO + 1, ~0u, CLOSE_RANGE_CLOEXEC);
-}
-
-static int become_user(pid_t pid, struct ff_error *why)
-{
-    struct rights *r = xcalloc(1, sizeof(*r));
-    int rc = read_rights(pid, r, why);
-    if (!rc && !r->uid)
-        rc = ff_error_set(why, EPERM, "its QEMU runs as root, and its children would, outside of "
-                          "what libvirt confines it by (user = in qemu.conf)");
-    const struct passwd *user = rc ? NULL : getpwuid(r->uid);
-    FF_AUTO_FREE char *home = xstrdup(user ? user->pw_dir : "/");
-
-    if (!rc && (setgroups(r->n, r->group) || setresgid(r->gid, r->gid, r->gid) ||
-                setresuid(r->uid, r->uid, r->uid)))
-        rc = ff_error_set(why, errno, "become user %u: %s", r->uid, strerror(errno));
-    if (!rc)
-        leave_roots_things(home);
-    free(r);
-    return rc;
-}
-
 /* Its descriptor, which has the lock */
 static int wait_turn(const char *domain, unsigned timeout_s, struct ff_error *why)
 {
@@ -448,24 +373,6 @@ static int wait_turn(const char *domain, unsigned timeout_s, struct ff_error *wh
              : ff_error_set(why, errno, "lock %s: %s", path, strerror(errno));
     close(fd);
     return rc;
-}
-
-/* What Farfork's QEMU forks runs as it does. All others are libvirt's, which root asks for them */
-static int choose_user(struct domain_books *b, struct ff_error *why)
-{
-    FF_AUTO_FREE char *line = NULL;
-    int rc = domain_books_monitor(b, ASK_COMMANDS, -1, &line, why);
-    FF_AUTO_JSON json_t *answer = rc ? NULL : json_loads(line, 0, NULL);
-
-    b->domains = !json_find(json_object_get(answer, "return"), "name", "x-farfork-export");
-    if (!rc && !json_is_array(json_object_get(answer, "return")))
-        rc = ff_error_set(why, EPROTO, "domain %s: its QEMU does not say which commands it has", b->domain);
-    return rc || b->domains ? rc : become_user(b->pid, why);
-}
-
-bool domain_books_of_domains(const struct domain_books *b)
-{
-    return b->domains;
 }
 
 int domain_books_open(const char *domain, const char *overlays, unsigned timeout_s,
@@ -502,8 +409,6 @@ int domain_books_open(const char *domain, const char *overlays, unsigned timeout
         keeper_main(b);
     if (b->keeper < 0)
         rc = ff_error_set(why, errno, "fork: %s", strerror(errno));
-    else
-        rc = choose_user(b, why);
     if (rc) {
         domain_books_close(b);
         return rc;

@@ -8,7 +8,7 @@
  * Purpose      libvirt's books stay true: libvirt itself makes the overlays that its domain goes on
  *              in, and lets it go on. A fork that made them alone would leave libvirt with the old
  *              image: the next start of the domain would write to what its children read.
- * Picture      vmclone, as the domain's user        the keeper, as root
+ * Picture      vmclone                               the keeper
  *              (1) QMP line                  --->   libvirt carries it to the monitor
  *                  plan                      --->   its disks: overlays are named
  *              (2) x-farfork-export, as a template: the guest stands still
@@ -17,8 +17,7 @@
  *              (4)                                  query-status: the guest stood still until then;
  *                                                   resume
  *              a domain without disks to write to: (2) is no template, and (3) and (4) are not
- * Threads      two processes, a line of JSON each way at a time. The keeper was forked off before
- *              the other one gave up root's rights.
+ * Threads      two processes, a line of JSON each way at a time.
  * Invariants   1. The keeper does nothing but these things, to this one domain. It takes file names
  *              from libvirt and from the command line, never from the QEMU: a guest that broke out
  *              must not choose where root makes a file.
@@ -40,18 +39,15 @@
 struct domain_books;
 
 /**
- * domain_books_open() - wait for other forks of the domain, fork the keeper; become the domain's user where its QEMU is Farfork's
+ * domain_books_open() - wait for other forks of the domain, fork the keeper
  * @overlays:  folder for overlays that libvirt makes; NULL: beside each image
  * @timeout_s: for the other forks
  *
- * Return: 0; -EPERM: this is not root, or the QEMU is root's; -ESRCH: no such domain runs here; -ETIMEDOUT; -errno
+ * Return: 0; -EPERM: this is not root; -ESRCH: no such domain runs here; -ETIMEDOUT; -errno
  */
 int domain_books_open(const char *domain, const char *overlays, unsigned timeout_s,
                       struct domain_books **out, struct ff_error *why);
 void domain_books_close(struct domain_books *b);
-
-/* Its children are domains, too, and this process is root's still */
-bool domain_books_of_domains(const struct domain_books *b);
 
 /* Nothing more is asked: the next fork of the domain has its turn */
 void domain_books_done(struct domain_books *b);

@@ -111,7 +111,12 @@ static bool is_qemu(pid_t pid, const char *program)
 
 enum role { NO_QEMU, GUEST, HOLDER, IMAGE };
 
-/* @words are its own, or those of the QEMU that it was forked from */
+/* parent.c: a `farfork attach --parent` that has the memory of a fork; @words: its own */
+static bool is_holder(const char *comm, const struct strv *words)
+{
+    return !strcmp(comm, HOLDER_COMM "\n") && words->n > 2 && !strcmp(words->v[1], "attach") && !strcmp(words->v[2], "--parent");
+}
+
 static enum role role_of(pid_t pid, const char *program, const struct strv *words)
 {
     FF_AUTO_FREE char *path = xprintf("/proc/%d/comm", (int)pid);
@@ -121,10 +126,11 @@ static enum role role_of(pid_t pid, const char *program, const struct strv *word
 
     if (f)
         fclose(f);
-    if (!read || words->n < 2 || !is_qemu(pid, program) || !strcmp(words->v[1], "-farfork-fork-server") ||
-        !strncmp(comm, "cleanup/", 8)) /* -run-with async-teardown=on */
+    if (read && is_holder(comm, words))
+        return HOLDER;
+    if (!read || words->n < 2 || !is_qemu(pid, program) || !strncmp(comm, "cleanup/", 8)) /* -run-with async-teardown=on */
         return NO_QEMU;
-    return !strcmp(comm, "farfork-holder\n") ? HOLDER : !strcmp(comm, "farfork-image\n") ? IMAGE : GUEST;
+    return !strcmp(comm, "farfork-image\n") ? IMAGE : GUEST;
 }
 
 /* Whose rights it has, as "Uid:" says: another user's, if any of them is */

@@ -7,6 +7,8 @@
 
 #include <jansson.h>
 
+#define HOLDER_COMM "farfork-holder" /* the name of a `farfork attach --parent` that serves what it has frozen */
+
 /**
  * host_facts() - what a place for guests is chosen by
  * @base: of run directories, for forks

@@ -107,27 +107,20 @@ static int check_subjects(const json_t *subjects, struct ff_error *why)
 
 /* --- the children's program --- */
 
-/* What a QEMU says of itself by QMP */
-struct answers {
-    bool greeted, able;
-};
-
-static void read_answer(void *opaque, const char *line)
+static void read_greeting(void *opaque, const char *line)
 {
-    struct answers *a = opaque;
+    bool *greeted = opaque;
     FF_AUTO_JSON json_t *m = json_loads(line, 0, NULL);
 
-    a->greeted |= json_object_get(m, "QMP") != NULL;
-    a->able |= json_find(json_object_get(m, "return"), "name", "x-farfork-export") != NULL;
+    *greeted |= json_object_get(m, "QMP") != NULL;
 }
 
-static int check_program(const json_t *words, bool *by_attach, struct ff_error *why)
+static int check_program(const json_t *words, struct ff_error *why)
 {
-    static const char ask[] = "{\"execute\":\"qmp_capabilities\"}\n"
-                              "{\"execute\":\"query-commands\"}\n{\"execute\":\"quit\"}\n";
+    static const char ask[] = "{\"execute\":\"qmp_capabilities\"}\n{\"execute\":\"quit\"}\n";
     const char *program = json_string_value(json_array_get(words, 0));
     struct strv argv = {0};
-    struct answers a = {0};
+    bool greeted = false;
     struct spawn r;
 
     strv_add_json(&argv, words);
@@ -137,7 +130,7 @@ static int check_program(const json_t *words, bool *by_attach, struct ff_error *
         return rc;
     jsonl_write(r.in, ask, strlen(ask), PROGRAM_LIMIT_MS); /* who does not read fails below */
     int status = -1;
-    bool ended = spawn_read_lines(&r, PROGRAM_LIMIT_MS, read_answer, &a) &&
+    bool ended = spawn_read_lines(&r, PROGRAM_LIMIT_MS, read_greeting, &greeted) &&
                  spawn_ended(&r, SPAWN_ENDS_MS, &status);
     spawn_end(&r, 0);
     const char *said = r.words ? r.words : "no message";
@@ -150,10 +143,8 @@ static int check_program(const json_t *words, bool *by_attach, struct ff_error *
     else if (WEXITSTATUS(status))
         rc = ff_error_set(why, ENOEXEC, "%s: it does not start: exit code %d: %s", program,
                     WEXITSTATUS(status), said);
-    else if (!a.greeted)
+    else if (!greeted)
         rc = ff_error_set(why, ENOTSUP, "%s: it is no QEMU: name one by --qemu", program);
-    else
-        *by_attach = !a.able;
     spawn_free(&r);
     return rc;
 }
@@ -273,7 +264,7 @@ static int check_processor(const json_t *want, struct ff_error *why)
     return rc;
 }
 
-int preflight_check(const json_t *want, pid_t server, bool *by_attach, struct ff_error *why)
+int preflight_check(const json_t *want, struct ff_error *why)
 {
     const char *folder = json_string_value(json_object_get(want, "folder"));
     json_int_t bytes = json_integer_value(json_object_get(want, "bytes"));
@@ -290,11 +281,9 @@ int preflight_check(const json_t *want, pid_t server, bool *by_attach, struct ff
         rc = same_files_check(json_object_get(want, "same"), why);
     if (!rc)
         rc = preflight_descriptors(0, "an agent", (uint64_t)descriptors, why);
-    if (!rc && server > 0)
-        rc = preflight_descriptors(server, "a child", (uint64_t)descriptors, why);
     if (!rc)
         rc = check_subjects(json_object_get(want, "checks"), why);
     if (!rc)
-        rc = check_program(json_object_get(want, "program"), by_attach, why);
+        rc = check_program(json_object_get(want, "program"), why);
     return rc ? rc : check_processor(json_object_get(want, "processor"), why);
 }

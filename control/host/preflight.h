@@ -26,15 +26,13 @@ int preflight_descriptors(pid_t pid, const char *who, uint64_t need, struct ff_e
  *           "processor": {"program": [WORD...]  a machine with the children's CPU and nothing else
  *                         "cpu": PATH, "words": ...  "feature-words" of the parent's CPU, which has it
  *                         "flags": [NAME...]}} that it has; may be absent
- * @by_attach: set where "program" is a QEMU that has no children of its own (agent_beside.h)
- * @server: a process that children are forked off, which has limits of its own; 0: none
  *
- * Raises the limit of open descriptors of this process and of @server where that is permitted.
+ * Raises the limit of open descriptors of this process where that is permitted.
  * Takes some 20 ms with a program, else less than one.
  *
  * Return: 0; -EXDEV: the CPU here lacks flags, whose names take "flags"; else -errno
  */
-int preflight_check(const json_t *want, pid_t server, bool *by_attach, struct ff_error *why);
+int preflight_check(const json_t *want, struct ff_error *why);
 
 /* Whether a flag of CPUID that is in @here is not in @there: of "feature-words" */
 bool processor_lacks_any(const json_t *here, const json_t *there);

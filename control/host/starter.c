@@ -95,8 +95,7 @@ static bool is_at_prompt(const struct relation *parent, const struct relation *o
 
 static bool is_agent(const struct strv *words)
 {
-    return words->n > 1 && ((!strcmp(words->v[1], "agent") && !strncmp(name_behind_slash(words->v[0]), "farfork", 7)) ||
-                            !strcmp(words->v[1], "-farfork-fork-server"));
+    return words->n > 1 && !strcmp(words->v[1], "agent") && !strncmp(name_behind_slash(words->v[0]), "farfork", 7);
 }
 
 static void find_process(pid_t pid, struct starter *out)

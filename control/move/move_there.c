@@ -25,7 +25,6 @@
 #include "qmp_secret.h"
 #include "visit.h"
 
-#define PATCHED_COMMAND "x-farfork-export"
 #define END_LIMIT_MS 12000 /* the agent ends its child first */
 
 /* --- its command line --- */

@@ -75,7 +75,6 @@ struct host {
     uint64_t heard_ms;        /* when it said anything last */
     bool checked;             /* it has what children need */
     bool lacks_flags;         /* but for flags of the CPU, which it does not name */
-    bool by_attach;           /* children's QEMU there is none of Farfork's: struct vm_spec */
     double answered_ms;       /* when it listened, or was checked; 0: not yet */
     double image_ms, complete_ms;
     unsigned pauses;          /* so often its link broke */
@@ -149,7 +148,7 @@ struct session {
     bool anywhere;      /* no option names a file in parent_cwd: a host that has no such folder will do */
     bool parent_gone;   /* its sockets are closed: session_has_parent_ended() asks the kernel */
     bool parent_stood;  /* it did not run when it was asked */
-    bool beside;        /* the connection is to a process beside it: fork_attach.c */
+    bool beside;        /* the connection is to the process beside it: fork_attach.c */
     bool parent_silent; /* no connection to it, whether it has ended or not */
     struct strv unplugged;  /* ids of devices that the guest is to let go: not on parent_argv any more */
     json_t *unplug_error;   /* the last event that one of them is not let go; or NULL */
@@ -209,7 +208,9 @@ char *host_at(const struct host *h); /* ADDRESS:PORT of its agent, to be freed *
 void session_print_ms(const char *what, double ms);
 void session_set_ms(json_t *o, const char *key, double ms);
 
-/* session_parent.c: connected to a QEMU, with what it was started with; whether it is Farfork's */
+#define PATCHED_COMMAND "x-rdma-postcopy-not-started" /* of a QEMU with the transport */
+
+/* session_parent.c: connected to a QEMU, with what it was started with; -ENOTSUP: it has not the transport */
 int session_find_parent(struct session *s, struct ff_error *why);
 int session_check_parent(struct session *s, struct ff_error *why);
 /* Others can be its client; what it was started with is forgotten, but for its pid */

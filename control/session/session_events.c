@@ -222,7 +222,6 @@ void session_on_agent_event(struct session *s, struct host *h, const json_t *e)
     } else if (!strcmp(name, "checked")) {
         h->checked = true;
         h->lacks_flags = json_is_true(json_object_get(e, "lacks-flags"));
-        h->by_attach |= json_is_true(json_object_get(e, "by-attach"));
         h->answered_ms = now;
     } else if (!strcmp(name, "progress")) {
         on_progress(h, e);

@@ -74,11 +74,9 @@ int session_check_parent(struct session *s, struct ff_error *why)
 
     if (!rc && !qmp_command(s->qmp, "query-status", NULL, &status, NULL))
         s->parent_stood = json_is_false(json_object_get(status, "running"));
-    if (rc || json_find(list, "name", "x-farfork-export"))
+    if (rc || json_find(list, "name", PATCHED_COMMAND))
         return rc;
-    return ff_error_set(why, ENOTSUP,
-                        "%s: this QEMU has no x-farfork-export: start the parent with Farfork's "
-                        "patched QEMU",
+    return ff_error_set(why, ENOTSUP, "%s: this QEMU has no x-rdma-postcopy-not-started: start it with Farfork's patched QEMU",
                         s->o.parent_path);
 }
 
@@ -240,7 +238,7 @@ int session_find_parent(struct session *s, struct ff_error *why)
                             "%s: its process is in another PID namespace: run this there",
                             s->o.parent_path);
     s->parent_start = process_start_time(s->parent_pid);
-    rc = s->o.books && domain_books_of_domains(s->o.books) ? 0 : check_owner(s, why); /* libvirt runs it */
+    rc = s->o.books ? 0 : check_owner(s, why); /* libvirt runs it */
     if (!rc)
         rc = process_argv(s->parent_pid, &s->parent_argv, why);
     if (!rc)

@@ -2,17 +2,19 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """agent_safe.py - nobody gives a fork's agent another image, no child changes what others read;
 limit: 240 s"""
+import contextlib
 import glob
 import json
 import mmap
 import os
 import re
 import socket
+import subprocess
 import sys
 
 import common
-from common import Failed, Micro, say, status
-from forked import (Child, Clone, Parent, check_nothing_left, check_result, kill, snapshot)
+from common import Failed, say, status, wait_for
+from forked import (Child, Clone, ForkParent, check_nothing_left, check_result, kill, snapshot)
 from keys import Listener
 
 MIB = 64        # more than what is handed over without a file
@@ -41,7 +43,7 @@ def no_port(t, accel, memory):
         f.write(f'#!/bin/sh\n"{common.FARFORK}" "$@" | {sys.executable} {os.path.abspath(__file__)} '
                 f'ports {log}\n')
     os.chmod(wrapper, 0o755)
-    with Parent(t, accel, memory=memory, mem_mib=MIB) as parent:
+    with ForkParent(t, accel, memory=memory, mem_mib=MIB) as parent:
         parent.start_load()
         before = snapshot(parent)
         with Clone(t, parent, 2, '--agent', wrapper) as c:
@@ -59,15 +61,15 @@ def no_port(t, accel, memory):
 
 def attacked(t, accel, knows):
     """Another guest's image comes to the port of an agent before the parent's does; with its key?"""
-    second = os.path.join(t.work, 'other.second')
-    with Parent(t, accel, mem_mib=MIB) as parent, Listener(t, 'launcher') as pipe, \
-            Micro(t, 'other', accel, mem_mib=MIB,
-                  extra=('-qmp', f'unix:{second},server=on,wait=off')) as other:
+    folder = os.path.join(t.work, 'others')
+    os.makedirs(folder, exist_ok=True)
+    with ForkParent(t, accel, mem_mib=MIB) as parent, Listener(t, 'launcher') as pipe, \
+            ForkParent(type('Work', (), {'work': folder}), accel, mem_mib=MIB) as other:
         parent.start_load()
         other.start_load()
         before = snapshot(parent)
         attacker = (f'{sys.executable} {os.path.abspath(__file__)} {"knows" if knows else "attack"} '
-                    f'{second},{pipe.folder}')
+                    f'{other.second},{pipe.folder}')
         with Clone(t, parent, 2, *pipe.launcher(behind=attacker), hosts=['h1=127.0.0.1']) as c:
             if knows:
                 check_result(c, 3, {'failed': 2})
@@ -85,9 +87,9 @@ def attacked(t, accel, knows):
             raise Failed('the other guest does not run')
 
 
-def breach(pid, fd, path):
+def breach(link, path):
     """What of a child may change that file; None: nothing."""
-    again = os.open(f'/proc/{pid}/fd/{fd}', os.O_RDWR | os.O_CLOEXEC)
+    again = os.open(link, os.O_RDWR | os.O_CLOEXEC)
     try:
         size = os.fstat(again).st_size
         for what, change in (('a write', lambda: os.pwrite(again, b'x', 0)),
@@ -104,27 +106,31 @@ def breach(pid, fd, path):
         os.close(again)
 
 
-def sealed(t, accel, memory, names):
-    """A descriptor of a child is opened again for writing: nothing of the image can be changed."""
-    with Parent(t, accel, memory=memory, mem_mib=MIB) as parent:
+def image_files(folder):
+    found = []
+    for link in glob.glob(folder + '/*'):
+        with contextlib.suppress(FileNotFoundError):
+            if re.match('/memfd:(memory-backend-memfd|farfork-image)', path := os.readlink(link)):
+                found.append((link, path))
+    return found
+
+
+def unwritable(t, accel, memory, sealed):
+    """A child has no file of its image open; what it has mapped cannot be written to where the agent has made it."""
+    with ForkParent(t, accel, memory=memory, mem_mib=MIB) as parent:
         parent.start_load()
         with Clone(t, parent, 2) as c:
             check_result(c, 0, {'complete': 2})
             pid, seen = c.children[0]['pid'], 0
-            for fd in os.listdir(f'/proc/{pid}/fd'):
-                try:
-                    path = os.readlink(f'/proc/{pid}/fd/{fd}')
-                    if not any(path.startswith(f'/memfd:{n}') for n in names):
-                        continue
-                    done = breach(pid, fd, path)
-                except FileNotFoundError:   # what it needed until now
-                    continue
+            wait_for('a child without files of its image', 20, lambda: not image_files(f'/proc/{pid}/fd'))
+            for link, path in image_files(f'/proc/{pid}/map_files'):
                 seen += 1
+                done = breach(link, path) if sealed else None
                 if done:
                     raise Failed(f'a child can change what others read: {done}')
             if not seen:
-                raise Failed(f'a child has none of {names} open')
-            say(f'      {seen} files of the image')
+                raise Failed('a child has no file of its image mapped')
+            say(f'      {seen} mappings of the image')
             kill(c.base, 'f')
             check_nothing_left(c, parent)
 
@@ -140,9 +146,9 @@ def run(t):
     with t.case('another guest, with the key, was there first'):
         attacked(t, accel, knows=True)
     with t.case('memfd: children cannot write'):
-        sealed(t, accel, 'memfd', ['memory-backend-memfd', 'farfork-image'])
+        unwritable(t, accel, 'memfd', False)
     with t.case('anon: children cannot write'):
-        sealed(t, accel, 'anon', ['farfork-image'])
+        unwritable(t, accel, 'anon', True)
 
 
 # --- between an agent and vmclone: passes on what the agent says ---
@@ -166,13 +172,15 @@ def attack(event, paths, knows=False):
     path, folder = paths.split(',')
     with open(os.path.join(folder, 'passed'), encoding='utf-8') as f:
         key = json.loads(f.readline())['key']
-    secret = {'qom-type': 'secret', 'id': 'k', 'data': key}
-    with socket.socket(socket.AF_UNIX) as sock, sock.makefile('rw') as f:
-        sock.connect(path)
-        target = {'uri': f'rdma-postcopy:127.0.0.1:{event["port"]}{",key=k" if knows else ""}'}
+    secret = {'qom-type': 'secret', 'id': 'farfork-key', 'data': key}
+    sock, its = socket.socketpair()
+    with subprocess.Popen([common.FARFORK, 'attach', '--parent', '--qmp', path], stdin=its, stdout=subprocess.DEVNULL), \
+            its, sock, sock.makefile('rw') as f:
+        its.close()
+        target = {'uri': f'rdma-postcopy:127.0.0.1:{event["port"]}{",key=farfork-key" if knows else ""}'}
         for name, arguments in (('qmp_capabilities', {}), ('object-add', secret),
                                 ('x-farfork-export', {'id': 'a', 'targets': [target]})):
-            f.write(json.dumps({'execute': name, 'arguments': arguments}) + '\n')
+            f.write(json.dumps({'execute': name, 'arguments': arguments}, separators=(',', ':')) + '\n')
             f.flush()
             next(m for m in map(json.loads, f) if 'return' in m)
         active = None

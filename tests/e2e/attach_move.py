@@ -100,7 +100,7 @@ def refused(t, accel):
     with Parent(t, accel, 'memfd') as a:
         a.start_load()
         with Move(t, a, '--via', 'transport') as m:
-            m.end(1, 'here', 'no x-farfork-export')
+            m.end(1, 'here', 'no x-rdma-postcopy-not-started')
             check_here(m, a)
         with Move(t, a, prefix=STRANGER) as m:
             m.end(1, 'here', 'CAP_SYS_PTRACE')

@@ -16,7 +16,7 @@ import common
 import farfork_move
 from busy_devices import QTest
 from common import Failed
-from forked import processes_of
+from forked import ENVIRON, processes_of
 from stocks import Stock
 
 
@@ -31,7 +31,8 @@ class Parent(Stock):
 
 
 class Move(farfork_move.Move):
-    """farfork move as it is by default."""
+    """farfork move as it is by default, and of the QEMU that forks are of."""
+    environ = ENVIRON
 
     def __init__(self, *args, **more):
         super().__init__(*args, via=None, **more)

@@ -19,7 +19,7 @@ import time
 import common
 from common import Failed, check_ledger, say, status, wait_for
 from farfork_move import There
-from forked import SLOW, Clone, Parent, kill, processes_of, run_vmclone
+from forked import ENVIRON, SLOW, Clone, ForkParent, kill, processes_of, run_vmclone
 
 ALONE = 'FARFORK_TEST_ALONE'
 HOSTS = ['h1=127.0.0.1', 'h2=127.0.0.1']
@@ -33,7 +33,7 @@ class Evacuation:
         self.proc = subprocess.Popen(
             [common.FARFORK, 'evacuate', '--json', '--rundir', self.base, *launcher, *args],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, **({'FARFORK_FAILPOINTS': faults} if faults else {})})
+            env={**os.environ, **ENVIRON, **({'FARFORK_FAILPOINTS': faults} if faults else {})})
 
     def end(self, code, limit_s=90):
         out, err = self.proc.communicate(timeout=limit_s)
@@ -52,7 +52,7 @@ def guests(t, accel, *sizes, extra=()):
             shutil.rmtree(folder, ignore_errors=True)       # the case's before
             os.makedirs(folder)
             own = type('Work', (), {'work': folder})
-            g = stack.enter_context(Parent(own, accel, mem_mib=mib, memory='memfd',
+            g = stack.enter_context(ForkParent(own, accel, mem_mib=mib, memory='memfd',
                                            extra=('-name', f'guest=vm{i}', *extra)))
             g.start_load()
             g.work_of = own
@@ -65,7 +65,7 @@ def guests_named(t, accel, name):
     """Another guest, with that name."""
     folder = os.path.join(t.work, 'named')
     os.makedirs(folder)
-    with Parent(type('Work', (), {'work': folder}), accel, mem_mib=32, extra=('-name', f'guest={name}')) as g:
+    with ForkParent(type('Work', (), {'work': folder}), accel, mem_mib=32, extra=('-name', f'guest={name}')) as g:
         yield g
 
 
@@ -239,7 +239,7 @@ def others_fetch(t, accel):
     with guests(t, accel, 32) as vms:
         slow = ('--launcher', f'{ANOTHER} FARFORK_FAILPOINTS={SLOW} {{cmd}}')
         with Clone(vms[0].work_of, vms[0], 1, *slow, hosts=['h1=127.0.0.1']) as c:
-            holder = wait_for('the export', 40, lambda: vms[0].qmp('query-x-farfork-exports'))[0]['holder-pid']
+            holder = wait_for('the export', 40, vms[0].exports)[0]['holder-pid']
             rows, _ = Evacuation(t, '--dry-run', HOSTS[0]).end(1)
             if 'other hosts still fetch' not in rows[holder]['error'] or rows[vms[0].pid]['state'] != 'planned':
                 raise Failed(f'{rows}')

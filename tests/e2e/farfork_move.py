@@ -27,6 +27,7 @@ STUCK = 'dest.state=delay:8000000'      # the guest stands still, and is the sou
 class Move:
     """farfork move, started; its result once it has ended."""
     command = 'move'
+    environ = {}
 
     def __init__(self, t, parent, *args, host=HOST, launcher=ELSEWHERE, faults=None, name='m',
                  prefix=(), via='transport', **popen):
@@ -35,7 +36,7 @@ class Move:
         self.argv = common.place.argv(
             [*prefix, common.FARFORK, self.command, '--json', '--rundir', self.base, '--id', name,
              '--timeout', '40', *(('--via', via) if via and self.command == 'move' else ()), *launcher, *args, path, *([host] if isinstance(host, str) else host)], False)
-        env = {**os.environ, **({'FARFORK_FAILPOINTS': faults} if faults else {})}
+        env = {**os.environ, **self.environ, **({'FARFORK_FAILPOINTS': faults} if faults else {})}
         self.proc = subprocess.Popen(self.argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                      env=env, text=True, **{'stdin': subprocess.DEVNULL, **popen})
         self.result, self.err = {}, ''
@@ -503,14 +504,14 @@ def source_dies(t, accel):
 
 
 def strange_parents(t):
-    ok, able = {'return': {}}, {'return': [{'name': 'x-farfork-export'}]}
+    ok, able = {'return': {}}, {'return': [{'name': 'x-rdma-postcopy-not-started'}]}
     def is_now(text):
         return {'return': {'status': text, 'running': text == 'running'}}
     base = {'qmp_capabilities': ok, 'query-commands': able, 'query-migrate': ok,
             'query-status': is_now('running')}
     here, untouched = (1, 'here'), (1, 'untouched')
     for end, replies, text in (
-            (here, {'query-commands': {'return': [{'name': 'stop'}]}}, 'no x-farfork-export'),
+            (here, {'query-commands': {'return': [{'name': 'stop'}]}}, 'no x-rdma-postcopy-not-started'),
             (untouched, {'query-status': is_now('postmigrate')}, 'has moved away already'),
             (untouched, {'query-status': is_now('io-error')}, 'io-error (permitted: running'),
             (untouched, {'query-migrate': {'return': {'status': 'active'}}},

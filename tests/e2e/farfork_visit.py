@@ -524,7 +524,7 @@ def refused(t, accel):
                              text=True, timeout=20, check=False)
         if out.returncode != 2 or text not in out.stdout:
             raise Failed(f'{args}: {out.returncode}, want "{text}": {out.stdout[:300]}')
-    replies = {**FAKE_SOURCE, 'query-commands': {'return': [{'name': 'x-farfork-export'}]}, 'query-migrate': {'return': {}}}
+    replies = {**FAKE_SOURCE, 'query-commands': {'return': [{'name': 'x-rdma-postcopy-not-started'}]}, 'query-migrate': {'return': {}}}
     with FakeParent(t, replies) as parent, Visit(t, parent, '--qemu', '/bin/false', '--timeout', '2') as v:
         v.end(1, 'here', 'no x-rdma-postcopy-return')
         check_nothing_left(v)

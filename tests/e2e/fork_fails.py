@@ -301,14 +301,14 @@ def stopped(t, _accel):
     """A parent that stops for the sake of a fork: it is said."""
     none = {'return': []}
     replies = Stops({'qmp_capabilities': {'return': {}}, 'query-block': none,
-                     'query-commands': {'return': [{'name': 'x-farfork-export'}]},
+                     'x-farfork-look': {'return': {}},
                      'query-named-block-nodes': none, 'query-rx-filter': none, 'query-jobs': none,
                      'query-block-exports': none,
                      'query-x-farfork-exports': none, 'x-query-ramblock': RAMBLOCK,
                      'query-status': {'return': {'status': 'running', 'running': True}},
                      'x-farfork-export': {'return': {'pause-ns': 1}}})
     with FakeParent(t, replies) as parent, \
-            Fork(t, parent, 1, '--qemu', bad_child(t, 'bad', 'exit 5')) as c:
+            Fork(t, parent, 1, '--agent', parent.beside, '--qemu', bad_child(t, 'bad', 'exit 5')) as c:
         check_result(c, 3, {'failed': 1})
         if 'the parent has stopped' not in (c.result['parent_stopped'] or ''):
             raise Failed(f'it is not said: {c.result["parent_stopped"]}')

@@ -26,8 +26,8 @@ TWO_HOSTS = ['h1=127.0.0.1', 'h2=127.0.0.1']
 NAMESPACES = itertools.count()
 ELSEWHERE = ['--launcher', 'env FF_HOST={host} {cmd}']
 # What is forked is the distribution's QEMU, as if it were installed; with $QEMU_BIN, that one
-BY_ATTACHING = 'QEMU_BIN' not in os.environ
-QEMU, OPTIONS, ENVIRON = stocks.installed(stocks.of_host()) if BY_ATTACHING else (os.path.abspath(common.QEMU), [], {})
+QEMU, OPTIONS, ENVIRON = (os.path.abspath(common.QEMU), [], {}) if 'QEMU_BIN' in os.environ else \
+    stocks.installed(stocks.of_host())
 ENVIRON = {k: v for k, v in ENVIRON.items() if os.environ.get(k) != v}
 
 
@@ -129,22 +129,19 @@ class Parent(Micro):
             '-qmp', f'unix:{self.second},server=on,wait=off', *extra), **more)
 
     def exports(self):
-        return self.qmp('query-x-farfork-exports')
+        return exports_at(self.second)
 
 
 class ForkParent(Parent):
-    """Of the distribution's QEMU: what holds its memory, and gives it to agents, is a process beside it."""
+    """Of the distribution's QEMU."""
 
     def __init__(self, t, accel, extra=(), env=None, mem_mib=FORK_MIB, **more):
         super().__init__(t, accel, extra=(*OPTIONS, *extra), env={**ENVIRON, **(env or {})}, mem_mib=mem_mib, qemu=QEMU,
                          **more)
 
-    def exports(self):
-        return exports_at(self.second) if BY_ATTACHING else super().exports()
-
 
 def exports_at(path):
-    """Of the QEMU at whose socket that process is."""
+    """What holds memory of the QEMU with that socket, and gives it to agents: processes beside it."""
     return [{'holder-pid': pid} for pid in map(int, filter(str.isdigit, os.listdir('/proc')))
             if f'attach\0--parent\0--qmp\0{path}\0' in text_of(f'/proc/{pid}/cmdline')
             and any('serve' in text_of(comm) for comm in glob.glob(f'/proc/{pid}/task/*/comm'))]
@@ -190,15 +187,6 @@ def weight(pid):
             return f.read().partition(' ')[2].strip()
     except OSError:
         return ''
-
-
-def one_start(rows):
-    """Whether any two of them have the same addresses, and so come from one program's start."""
-    first = []
-    for row in rows:
-        with open(f'/proc/{row["pid"]}/maps', encoding='ascii') as f:
-            first.append(f.readline().split('-')[0])
-    return len(set(first)) < len(first)
 
 
 def processes_of(base):
@@ -317,22 +305,45 @@ RAMBLOCK = {'return': {'human-readable-text': (
 KEYS = ('object-add', 'object-del')     # of any QEMU, before and after a command that needs the key
 
 
+BESIDE = """#!/usr/bin/env python3
+import os, socket, sys, threading
+if sys.argv[1:3] != ['attach', '--parent']:
+    os.execv('{farfork}', ['{farfork}', *sys.argv[1:]])
+a, b = socket.socket(fileno=0), socket.socket(socket.AF_UNIX)
+b.connect(sys.argv[4])
+def carry(x, y):
+    while data := x.recv(65536):
+        y.sendall(data)
+    y.shutdown(socket.SHUT_RDWR)
+threading.Thread(target=carry, args=(a, b), daemon=True).start()
+carry(b, a)
+"""
+
+
 class FakeParent:
-    """A QMP server that does as it is told: replies by command, or none."""
+    """A QMP server that does as it is told: replies by command, or none. `beside` is for --agent: where vmclone would have a
+    process beside the QEMU, this answers once more."""
 
     def __init__(self, t, replies):
         self.second = os.path.join(t.work, 'fake.qmp')
         self.replies = replies
         self.server = socket.socket(socket.AF_UNIX)
         self.server.bind(self.second)
-        self.server.listen(1)
+        self.server.listen(4)
         self.asked = []
+        self.beside = os.path.join(t.work, 'beside')
+        common.write_file(self.beside, BESIDE.format(farfork=os.path.abspath(common.FARFORK)))
+        os.chmod(self.beside, 0o700)
         self.thread = threading.Thread(target=self.serve, daemon=True)
         self.thread.start()
 
     def serve(self):
         with contextlib.suppress(OSError):
-            sock, _ = self.server.accept()
+            while True:
+                threading.Thread(target=self.answer, args=[self.server.accept()[0]], daemon=True).start()
+
+    def answer(self, sock):
+        with contextlib.suppress(OSError):
             with sock, sock.makefile('rw') as f:
                 f.write('{"event": "RTC_CHANGE"}\n{"QMP": {}}\n')
                 f.flush()
@@ -358,9 +369,11 @@ class FakeParent:
         os.unlink(self.second)
 
 
+PATCHED = 'x-rdma-postcopy-not-started'      # of Farfork's QEMU alone
+
 # What a paused guest without disks says that can be moved, but for query-migrate
 FAKE_SOURCE = {'qmp_capabilities': {'return': {}},
-               'query-commands': {'return': [{'name': 'x-farfork-export'}]},
+               'query-commands': {'return': [{'name': PATCHED}]},
                'query-status': {'return': {'status': 'paused', 'running': False}},
                **{q: {'return': []} for q in ('qom-list', 'query-block', 'query-named-block-nodes',
                                               'query-rx-filter', 'query-jobs', 'query-block-exports')}}
@@ -368,7 +381,7 @@ FAKE_SOURCE = {'qmp_capabilities': {'return': {}},
 FAKE_QEMU = r"""#!/usr/bin/env python3
 import json, os, re, socket, sys
 path = [m[1] for a in sys.argv if (m := re.match(r'unix:(.*/\d.qmp)', a))][0]
-replies = {'query-commands': [{'name': 'x-farfork-export'}],
+replies = {'query-commands': [{'name': 'x-rdma-postcopy-not-started'}],
            **json.loads(os.environ['FAKE_QEMU'])}
 with socket.socket(socket.AF_UNIX) as server:
     server.bind(path)

@@ -10,7 +10,7 @@ import subprocess
 
 import common
 from common import Failed, Skip, say
-from forked import Clone, Parent, check_result, hosts_of_their_own, kill, run_vmclone
+from forked import Clone, ForkParent, check_result, hosts_of_their_own, kill, run_vmclone
 
 HERE = 'env FF_HOST={host} {cmd}'
 
@@ -39,7 +39,7 @@ def facts():
 
 
 def guests_and_forks(t, accel):
-    with Parent(t, accel, extra=('-name', 'guest=a-name,debug-threads=on')) as parent:
+    with ForkParent(t, accel, extra=('-name', 'guest=a-name,debug-threads=on')) as parent:
         parent.start_load()
         with Clone(t, parent, 2, '--launcher', HERE, hosts=['h1=127.0.0.1']) as c:
             check_result(c, 0, {'complete': 2})
@@ -121,7 +121,7 @@ def placed(t, accel):
     if not here('--reserve', f'other,small:{had - left}')['granted'] or here()['reserved_bytes'] != had - left or \
             here('--reserve', f'third,small:{6 * gib}')['granted']:
         raise Failed(f'{here()}')
-    with Parent(t, accel) as parent:
+    with ForkParent(t, accel) as parent:
         parent.start_load()
         for n, how, code, want in ((6, 'spread', 2, None), (3, 'pack', 0, {'large': 3}),
                                    (4, 'spread', 0, {'large': 3, 'small': 1})):

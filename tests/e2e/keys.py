@@ -21,7 +21,7 @@ import fakepeer
 import resume
 from common import Failed, Micro, check_ledger, check_move, say, wait_for
 from farfork_move import Move, there
-from forked import (Child, Clone, Parent, ask, check_nothing_left, check_result,
+from forked import (Child, Clone, ForkParent, Parent, ask, check_nothing_left, check_result,
                     hosts_of_their_own, kill, snapshot)
 from refuse import fails, waits
 
@@ -175,7 +175,7 @@ def moved(t):
 
 
 def forked(t):
-    with Parent(t, t.best_accel(), mem_mib=MIB) as a, Listener(t, 'launcher') as pipe:
+    with ForkParent(t, t.best_accel(), mem_mib=MIB) as a, Listener(t, 'launcher') as pipe:
         a.start_load()
         before = snapshot(a)
         with Clone(t, a, 1, *pipe.launcher(), hosts=['h1=127.0.0.1'], faults=SLOW) as c:
@@ -219,7 +219,7 @@ def move_with_another(t):
 
 
 def fork_with_another(t):
-    with Parent(t, t.best_accel(), mem_mib=MIB) as a, Listener(t, 'launcher') as pipe:
+    with ForkParent(t, t.best_accel(), mem_mib=MIB) as a, Listener(t, 'launcher') as pipe:
         a.start_load()
         with Clone(t, a, 1, *pipe.launcher(OTHER), hosts=['h1=127.0.0.1']) as c:
             check_result(c, 3, {'failed': 1})

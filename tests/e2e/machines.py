@@ -18,7 +18,7 @@ import forked
 from attaching import Move
 from common import Failed, check_ledger, hmp
 from farfork_move import check_here, check_left_here, there
-from forked import ELSEWHERE, Child, Clone, Parent, check_nothing_left, check_result, kill, snapshot
+from forked import ELSEWHERE, QEMU, Child, Clone, ForkParent, check_nothing_left, check_result, kill, snapshot
 
 MIB, DIMM_MIB, MACHINE_MIB = 64, 32, 24
 LIMIT_S = 300 if common.FULL else 150
@@ -57,7 +57,7 @@ def check_machine(want, ask, who):
 
 
 def plugged(t, accel):
-    with Parent(t, accel, mem_mib=MIB, extra=ROOM) as a:
+    with ForkParent(t, accel, mem_mib=MIB, extra=ROOM) as a:
         plug(a)
         a.start_load()
         want = machine_of(a.qmp)
@@ -89,7 +89,7 @@ def refuse(t, guest, text, *args):
 def wrapper(t, name, more):
     """A QEMU as another host would have it."""
     path = os.path.join(t.work, name)
-    qemu = shlex.quote(os.path.abspath(common.QEMU))
+    qemu = shlex.quote(QEMU)
     common.write_file(path, '#!/bin/sh\n'  # -M none has no processor
                       f'case " $* " in *" -M none "*) exec {qemu} "$@" ;; esac\n'
                       f'exec {qemu} "$@" {more}\n')
@@ -108,7 +108,7 @@ def some_flags(guest):
 def other_processor(t, accel):
     """The other host's lacks flags: QEMU there starts without them, or does not start."""
     model = common.cpu_model(accel)
-    with Parent(t, accel, smp=2) as a:      # several threads have a flag of their own
+    with ForkParent(t, accel, smp=2) as a:      # several threads have a flag of their own
         a.start_load()
         two = some_flags(a)[:2]
         names = f'does not give it: {" ".join(two)};'
@@ -132,7 +132,7 @@ def other_processor(t, accel):
 
 
 def other_devices(t, accel):
-    with Parent(t, accel, mem_mib=MIB, extra=(*ROOM, '-smp', '2,maxcpus=4')) as a:
+    with ForkParent(t, accel, mem_mib=MIB, extra=(*ROOM, '-smp', '2,maxcpus=4')) as a:
         a.start_load()
         a.qmp('device_add', driver='virtio-rng-pci', id='late')
         refuse(t, a, 'device late was plugged in later')
@@ -144,14 +144,14 @@ def other_devices(t, accel):
 
 
 def unnamed_device(t, accel):
-    with Parent(t, accel) as a:
+    with ForkParent(t, accel) as a:
         a.start_load()
         a.qmp('device_add', driver='virtio-rng-pci')
         refuse(t, a, 'device virtio-rng-pci without an id was plugged in later')
 
 
 def gone_cpu(t, accel):
-    with Parent(t, accel, smp=2, mem_mib=MIB) as a:
+    with ForkParent(t, accel, smp=2, mem_mib=MIB) as a:
         a.start_load()
         hmp(a, f'o/w {CPU_PORTS:#x} 0')     # the registers of today
         hmp(a, f'o/w {CPU_PORTS:#x} 1')
@@ -206,7 +206,7 @@ def hmp_io(guest, i, command):
 
 def machine(t, accel, kind, n, words):
     extra = [*disks(t, n, kind.split(',')[0]), *words]
-    with Parent(t, accel, machine=kind, extra=extra, mem_mib=MACHINE_MIB) as a:
+    with ForkParent(t, accel, machine=kind, extra=extra, mem_mib=MACHINE_MIB) as a:
         a.start_load()
         for i in range(n):
             hmp_io(a, i, f'write -P {7 + i} 64k 64k')

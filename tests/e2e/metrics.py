@@ -15,7 +15,7 @@ import common
 from attaching import Move
 from common import Failed, check_ledger, say, wait_for
 from farfork_move import check_here, check_left_here, there
-from forked import ELSEWHERE, MIB, Child, Clone, Parent, check_result, kill, snapshot
+from forked import ELSEWHERE, FORK_MIB, Child, Clone, ForkParent, check_result, kill, snapshot
 
 ROOT = os.path.abspath(os.path.join(common.BUILD, 'tests', 'e2e', 'node-exporter'))   # see e2e.mk
 EXPORTER = os.path.join(ROOT, 'usr', 'bin', 'prometheus-node-exporter')
@@ -96,7 +96,7 @@ def fork(t, folder, a):
             'farfork_agent_image_seconds_count': 1, 'farfork_agent_children_started_total': 2})
         said = {how: [folder.value(f'farfork_{who}_bytes_total{{how="{how}"}}')
                       for who in ('fork_processed', 'agent_received')] for how in ('sent', 'lent')}
-        if said['sent'][0] + said['lent'][0] < MIB << 20 or any(
+        if said['sent'][0] + said['lent'][0] < FORK_MIB << 20 or any(
                 one != other for one, other in said.values()):
             raise Failed(f'bytes that the fork and the agent counted: {said}')
         pause = f.result['phases_ms']['freeze'] / 1e3
@@ -160,7 +160,7 @@ def unwritable(t, b):
 
 
 def one_guest(t, folder):
-    with Parent(t, t.best_accel(), memory='memfd') as a:
+    with ForkParent(t, t.best_accel(), memory='memfd') as a:
         a.start_load()
         fork(t, folder, a)
         kill(os.path.join(t.work, 'run'), 'f')

@@ -17,7 +17,7 @@ import common
 from attaching import Move
 from common import Failed, say, wait_for
 from farfork_move import listed
-from forked import (BY_ATTACHING, QEMU, Clone, ForkParent, alive, ask, check_nothing_left, check_result, exports_at,
+from forked import (QEMU, Clone, ForkParent, alive, ask, check_nothing_left, check_result, exports_at,
                     kill, run_vmclone)
 
 MIB = 64
@@ -262,8 +262,7 @@ def ended_meanwhile(t, accel):
         f.names.append('g')
         g = f.stack.enter_context(Clone(t, path, 1, '--scratch', f.scratch, '--qemu', late,
                                         name='g'))
-        other = os.path.join(os.path.dirname(path), '1.parent.second')  # vmclone has the first
-        wait_for('the freeze', 40, lambda: exports_at(path) if BY_ATTACHING else ask(other, 'query-x-farfork-exports'))
+        wait_for('the freeze', 40, lambda: exports_at(path))
         wait_for('the child that is late', 20, lambda: os.path.exists(f'{f.scratch}/{GRAND}'))
         os.kill(pid, signal.SIGTERM)
         wait_for('end of its agent', 20, lambda: not [
@@ -322,17 +321,8 @@ def modes(t, accel):
         f.want()
 
 
-def inodes(pid):
-    """Of the files that it has open."""
-    found = set()
-    for fd in glob.glob(f'/proc/{pid}/fd/*'):
-        with contextlib.suppress(OSError):
-            found.add(os.stat(fd).st_ino)
-    return found
-
-
 def renamed(t, accel):
-    """Another file by the name of its image: not forked, not moved, and Farfork's QEMU does not take it."""
+    """Another file by the name of its image: neither forked nor moved."""
     with Family(t, accel) as f:
         old, new, top = f.image + '.old', f.image + '.new', f.image + '.top'
         subprocess.run(['qemu-img', 'create', '-q', '-f', 'qcow2', new, '8M'], check=True, timeout=20)
@@ -340,9 +330,6 @@ def renamed(t, accel):
         os.replace(new, f.image)
         f.refuses(f'image {f.image}: there is another file by that name now')
         f.parent.qmp('blockdev-snapshot-sync', **{'device': 'd0', 'snapshot-file': top})
-        has = inodes(f.parent.proc.pid)
-        if not BY_ATTACHING and (os.stat(old).st_ino not in has or os.stat(f.image).st_ino in has):
-            raise Failed('its QEMU has opened the other file')
         io(f.parent.second, 'read -P 1 0 64k')
 
 

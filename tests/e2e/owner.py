@@ -18,7 +18,7 @@ from forked import Clone, FakeParent, check_nothing_left, check_result
 
 OK, EMPTY = {'return': {}}, {'return': []}
 REPLIES = {'qmp_capabilities': OK, 'query-migrate': OK, 'qom-list': EMPTY,
-           'query-commands': {'return': [{'name': 'x-farfork-export'}]},
+           'query-commands': {'return': [{'name': 'x-rdma-postcopy-not-started'}]},
            'query-status': {'return': {'status': 'running', 'running': True}},
            'query-block': EMPTY, 'query-named-block-nodes': EMPTY, 'query-rx-filter': EMPTY,
            'query-jobs': EMPTY, 'query-block-exports': EMPTY}

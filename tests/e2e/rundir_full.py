@@ -64,10 +64,6 @@ def filling_qemu(t, path):
     return wrapper
 
 
-def exports(parent):
-    return parent.qmp('query-x-farfork-exports')
-
-
 def full_from_start(t, accel):
     with small(t) as run, Parent(t, accel) as a:
         a.start_load()
@@ -83,7 +79,7 @@ def full_from_start(t, accel):
             if 'state.json' not in m.result['error']:
                 raise Failed('the path is missing')
             check_here(m, a)
-        if exports(a):
+        if a.exports():
             raise Failed('the parent was forked')
 
 
@@ -94,9 +90,9 @@ def others_unknown(t, accel):
         fill(run)
         there = os.path.join(t.work, 'there')       # the run directory of the other host
         agent = os.path.join(t.work, 'agent')
-        common.write_file(agent, '#!/bin/sh\nshift\n' + ' '.join([
-            'exec', shlex.quote(os.path.abspath(common.FARFORK)), 'agent "$@" --rundir', there]) +
-            '\n')
+        farfork = shlex.quote(os.path.abspath(common.FARFORK))
+        common.write_file(agent, f'#!/bin/sh\n[ "$1" = agent ] || exec {farfork} "$@"\n'
+                                 f'exec {farfork} "$@" --rundir {there}\n')
         os.chmod(agent, 0o700)
         with Clone(t, a, 1, *ELSEWHERE, '--agent', agent, hosts=['h1=127.0.0.1']) as c, \
                 contextlib.ExitStack() as end:
@@ -107,7 +103,7 @@ def others_unknown(t, accel):
                 raise Failed(f'it says: {error}')
             wait_for('an empty folder', 10, lambda: not glob.glob(there + '/*'))
             check_nothing_left(c)
-        if exports(a):
+        if a.exports():
             raise Failed('the parent was forked')
 
 

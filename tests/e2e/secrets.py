@@ -15,7 +15,7 @@ import stat
 import common
 from attaching import Move
 from common import Failed
-from forked import Clone, Parent, ask, check_nothing_left, check_result, kill
+from forked import Clone, ForkParent, ask, check_nothing_left, check_result, kill
 
 
 def options(t):
@@ -59,7 +59,7 @@ def message_of(qmp, number):
 
 
 def generations(t, accel):
-    with Parent(t, accel, extra=options(t)) as a:
+    with ForkParent(t, accel, extra=options(t)) as a:
         own = genid_of(a.second)
         with Clone(t, a, 2) as c:
             check_result(c, 0, {'complete': 2})

@@ -327,7 +327,7 @@ def kill_agent(g, c):
 
 def kill_holder(g, c):
     """Who has the image"""
-    for e in g.now.qmp('query-x-farfork-exports')[:1]:
+    for e in forked.exports_at(g.now.second)[:1]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(e['holder-pid'], signal.SIGKILL)
 

@@ -17,7 +17,7 @@ import subprocess
 import common
 import farfork_move
 from common import Failed, Skip, say, wait_for
-from forked import (Child, Clone, Parent, alive, check_nothing_left, check_result,
+from forked import (ENVIRON, QEMU, Child, Clone, ForkParent, alive, check_nothing_left, check_result,
                     hosts_of_their_own, run_vmclone, snapshot)
 
 SSHD = os.path.abspath(os.path.join(common.BUILD, 'tests', 'e2e', 'sshd'))     # see e2e.mk
@@ -76,7 +76,7 @@ AuthorizedKeysFile {self.key}.pub
 StrictModes no
 PasswordAuthentication no
 KbdInteractiveAuthentication no
-SetEnv FARFORK_RUNDIR={self.work}/on-{name}{" PATH=" + path if path else ""}
+SetEnv FARFORK_RUNDIR={self.work}/on-{name}{" PATH=" + path if path else ""} {" ".join(f"{k}={v}" for k, v in ENVIRON.items())}
 ''')
         with open('/etc/passwd', encoding='utf-8') as f:
             users = f.read()
@@ -130,7 +130,7 @@ def vmclone(base, *args):
 
 def check_fork(t, accel):
     """Children on two hosts; listed, waited for and ended by ssh."""
-    with hosts(t, 2) as (ssh, named, _), Parent(t, accel, second=SOCKET) as parent:
+    with hosts(t, 2) as (ssh, named, _), ForkParent(t, accel, second=SOCKET) as parent:
         parent.start_load()
         before = snapshot(parent)
         with Clone(t, parent, 4, *ssh.launcher, hosts=named, everywhere=False) as c:
@@ -154,10 +154,10 @@ def check_fork(t, accel):
 
 def check_interrupted(t, accel):
     """Ctrl-C while children are about to start: nothing is left, on any host."""
-    slow = write(f'{t.work}/slow', '#!/bin/sh\ncase "$*" in *farfork-clone:*) exec sleep 100 ;; esac\n'
-                 f'exec {shlex.quote(os.path.abspath(common.QEMU))} "$@"\n')
+    slow = write(f'{t.work}/slow', '#!/bin/sh\ncase "$*" in *-incoming*) exec sleep 100 ;; esac\n'
+                 f'exec {shlex.quote(QEMU)} "$@"\n')
     os.chmod(slow, 0o700)
-    with hosts(t, 2) as (ssh, named, _), Parent(t, accel) as parent:
+    with hosts(t, 2) as (ssh, named, _), ForkParent(t, accel) as parent:
         parent.start_load()
         with Clone(t, parent, 4, *ssh.launcher, '--prestart', '--qemu', slow, hosts=named,
                    everywhere=False) as c:
@@ -170,7 +170,7 @@ def check_interrupted(t, accel):
 
 def check_server_lost(t, accel):
     """A host's sshd and its session are killed: its children go on, and so does the other host."""
-    with hosts(t, 2) as (ssh, named, servers), Parent(t, accel) as parent:
+    with hosts(t, 2) as (ssh, named, servers), ForkParent(t, accel) as parent:
         parent.start_load()
         before = snapshot(parent)
         with Clone(t, parent, 2, *ssh.launcher, hosts=named, everywhere=False) as c:

@@ -19,7 +19,7 @@ import common
 from common import Failed, check_ledger, say, status, wait_for
 from farfork_move import (Move, check_here, check_left_here, folder_of, listed, pid_there, There,
                           wait_source)
-from forked import (ELSEWHERE, SLOW, Child, Clone, Parent, check_nothing_left, kill,
+from forked import (ELSEWHERE, SLOW, Child, Clone, ForkParent, Parent, check_nothing_left, kill,
                     snapshot)
 from who_runs import agent_of, mark_of
 
@@ -137,7 +137,7 @@ FORK_STEPS = {
 
 FORK_WHO = {
     'parent': lambda a, c: a.proc.pid,
-    'holder': lambda a, c: a.qmp('query-x-farfork-exports')[0]['holder-pid'],
+    'holder': lambda a, c: a.exports()[0]['holder-pid'],
     'vmclone': lambda a, c: c.proc.pid,
     'agent': lambda a, c: agent_of(c),
     'child': lambda a, c: listed(c.base)[0]['children'][0]['pid'],
@@ -148,7 +148,7 @@ def fork_is_at(step, a, c):
     wait_for('children', 40, lambda: [k for f in listed(c.base) for k in f['children']])
     if step == 'children load':
         return
-    wait_for('an export', 40, lambda: a.qmp('query-x-farfork-exports'))
+    wait_for('an export', 40, a.exports)
     if step != 'GO is next':
         wait_for('an image that comes', 40, lambda: [
             f for f in listed(c.base) if f['image'] in ('arriving', 'complete')])
@@ -156,7 +156,7 @@ def fork_is_at(step, a, c):
 
 def fork(t, accel, who, step, timeout):
     source_fault, there_fault = FORK_STEPS[step]
-    with Parent(t, accel, faults=source_fault) as a, contextlib.ExitStack() as stack:
+    with ForkParent(t, accel) as a, contextlib.ExitStack() as stack:
         stack.callback(os.unlink, a.console)
         a.start_load()
         before = snapshot(a)

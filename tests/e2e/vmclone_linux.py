@@ -23,7 +23,6 @@ from guest_identity import ASK, COMMAND_S, FORK_S, in_background
 
 VMCLONE = os.path.join(common.BUILD, 'bin', 'vmclone')
 DISK_BYTES = 64 << 20
-SAID_BYTES = 20 << 15
 VMCLONE_S = 90
 NEED = ('mem', 'counter', 'disk')
 ANNOUNCE = 'virtio_net_announce_notify'     # QEMU asks the guest to announce itself
@@ -82,20 +81,6 @@ class Child(guest_identity.Linux):
             return f.read()
 
 
-def say_much(parent):
-    """More than the parent's socket holds, which nobody reads: QEMU holds some, the queue the rest."""
-    parent.sh('n=$(grep -l org.farfork.0 /sys/class/virtio-ports/*/name); n=${n%/name}; '
-              f'dd if=/dev/zero bs=32k count={SAID_BYTES >> 15} 2>&1 > /dev/${{n##*/}}')
-
-
-def hear_much(parent):
-    left = SAID_BYTES
-    while left > 0:
-        left -= len(parent.channel.recv(65536))
-    if left:
-        raise Failed(f'the parent said {-left} bytes more than {SAID_BYTES}')
-
-
 def behind(overlay):
     done = subprocess.run(['qemu-img', 'info', '-U', '--output=json', overlay], timeout=20,
                           stdout=subprocess.PIPE, check=True)
@@ -149,8 +134,6 @@ def fork(t, fmt, n, *args, hosts=(), nbd=None):
         in_background(parent, 'farfork-guest wait > /tmp/wait 2> /tmp/wait.err; '
                               'echo $? >> /tmp/wait')
         reports_on(f'{t.work}/parent.report')
-        if not forked.BY_ATTACHING:     # that which the port holds stays in a child of another QEMU: agent_beside.c
-            say_much(parent)
         stack.callback(subprocess.run, [VMCLONE, '--kill', 'f', '--rundir', f'{t.work}/run'],
                        timeout=VMCLONE_S, stderr=subprocess.DEVNULL, check=False)
         more = ['--nbd', nbd] if nbd else []
@@ -189,8 +172,6 @@ def fork(t, fmt, n, *args, hosts=(), nbd=None):
         left = os.listdir(scratch) + glob.glob(f'{t.work}/run/*')
         if left:
             raise Failed(f'left: {left}')
-        if not forked.BY_ATTACHING:
-            hear_much(parent)
         reports_on(f'{t.work}/parent.report')
 
 

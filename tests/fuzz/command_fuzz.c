@@ -302,7 +302,6 @@ static void begin(const uint8_t *data, size_t size)
     a->base = FILES;
     a->timeout_s = 4;
     a->reconnect_ms = 3000;
-    a->vms.server = FORK_SERVER_NONE;
     a->vms.dir = a->dir = xstrdup(FILES "/run");
     if (how & 2)
         must((a->vms.key = key_text_new(KEY_TEXT)) != NULL);

@@ -22,6 +22,7 @@
 #include "cleanup.h"
 #include "command_host.h"
 #include "journal.h"
+#include "process.h"
 
 struct world w;
 
@@ -83,14 +84,11 @@ pid_t __wrap_waitpid(pid_t pid, int *status, int flags)
     return pid;
 }
 
-int __wrap_agent_server_start(struct fork_server *s, const struct ff_process *p, pid_t *pid,
-                              int *exec_status_fd, struct ff_error *err);
-int __wrap_agent_server_start(struct fork_server *s, const struct ff_process *p, pid_t *pid,
-                              int *exec_status_fd, struct ff_error *err)
+int __wrap_ff_process_exec(const struct ff_process *p, pid_t *pid, int *exec_status_fd, struct ff_error *err);
+int __wrap_ff_process_exec(const struct ff_process *p, pid_t *pid, int *exec_status_fd, struct ff_error *err)
 {
     int fd[2];
 
-    (void)s;
     must(p->argv && p->argv[0] && p->log);
     for (char *const *const *b = p->before; b && *b; b++)
         must(**b != NULL);
@@ -203,10 +201,10 @@ int __wrap_rundir_reserve_state(const char *dir, size_t bytes, struct ff_error *
     return w.failing & NO_ROOM ? ff_error_set(why, ENOSPC, "%s: full", dir) : 0;
 }
 
-int __wrap_preflight_check(const json_t *want, pid_t server, bool *by_attach, struct ff_error *why);
-int __wrap_preflight_check(const json_t *want, pid_t server, bool *by_attach, struct ff_error *why)
+int __wrap_preflight_check(const json_t *want, struct ff_error *why);
+int __wrap_preflight_check(const json_t *want, struct ff_error *why)
 {
-    must(want && !*by_attach && !server && !w.a.detached && !w.a.ending);
+    must(want && !w.a.detached && !w.a.ending);
     return w.failing & NO_CHECK ? ff_error_set(why, ENOSPC, "check: no room") : 0;
 }
 

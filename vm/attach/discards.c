@@ -20,7 +20,7 @@ static int check_balloon(struct qmp *q, const char *path, struct ff_error *err)
     if (rc || json_is_false(on))
         return rc;
     return ff_error_set(err, ENOTSUP, "device %s has " REPORTS "=on: memory that the guest gives back would have its old contents again, "
-                        "in a child or after a visit: start the guest without it, or with Farfork's QEMU", path);
+                        "in a child or after a visit: start the guest without it", path);
 }
 
 static int check_folder(struct qmp *q, const char *folder, struct ff_error *err)

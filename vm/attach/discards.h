@@ -8,7 +8,7 @@
  * Purpose      the memory of a fork's child is a private view of a file. A page that QEMU discards there is the file's again:
  *              what the parent had there at the fork. A guest that reports free pages (virtio-balloon with
  *              free-page-reporting=on) may take such a page for zeros: so it is refused. What a balloon takes and gives
- *              back no guest relies on. Farfork's QEMU discards nothing in a child instead.
+ *              back no guest relies on.
  *              Of a guest that visits by attaching what is discarded there counts as not written, and is at home as it was.
  * Limits       A device that somebody plugs into the child later is not looked at.
  */

@@ -5,7 +5,7 @@
 /**
  * DOC: Theory of Operation
  *
- * Purpose      what Farfork's QEMU does from within in farfork-fork.h and farfork-image.c, to any QEMU from outside.
+ * Purpose      the memory of a QEMU's guest as it is at one instant, taken from outside.
  *
  * Picture      that process                                 here: a thread, which is the tracer
  *              (1) runs     <- mmap(2): a private view of each shared file; room for page tables; its RAM may be forked

@@ -44,6 +44,27 @@ static const char *at(const json_t *argv, size_t i)
     return json_string_value(json_array_get(argv, i));
 }
 
+/* Whose serial number is their MAC: they begin with their parent's */
+static void test_serial(void **state)
+{
+    static const char *const parent[] = {"qemu", "-device", "vmxnet3,netdev=a,mac=52:54:00:AA:00:01", "-device",
+                                         "e1000e,netdev=b", "-nic", "user,model=igb", "-device", "e1000,netdev=c", NULL};
+    FF_AUTO_JSON json_t *argv = words(parent);
+    const struct identity_input in = {.fork_id = "f", .count = 1, .argv = argv};
+    struct identity *id = plan(&in);
+    (void)state;
+
+    assert_non_null(id);
+    FF_AUTO_JSON json_t *child = json_deep_copy(argv), *sum = identity_summary(id, 1);
+    identity_child_argv(id, 1, "/r", child);
+    assert_string_equal(at(child, 2), "vmxnet3,netdev=a,mac=52:54:00:aa:00:01");
+    assert_string_equal(at(child, 4), "e1000e,netdev=b,mac=52:54:00:12:34:57");
+    assert_string_equal(at(child, 6), "user,model=igb,mac=52:54:00:12:34:56");
+    FF_AUTO_FREE char *other = xprintf("e1000,netdev=c,mac=%s", at(json_object_get(sum, "macs"), 3));
+    assert_string_equal(at(child, 8), other);
+    identity_free(id);
+}
+
 static void test_argv(void **state)
 {
     FF_AUTO_JSON json_t *argv = words(parent_argv);
@@ -305,7 +326,7 @@ static void test_missing(void **state)
     identity_free(id);
 }
 
-UNIT_MAIN(cmocka_unit_test(test_argv), cmocka_unit_test(test_message),
+UNIT_MAIN(cmocka_unit_test(test_argv), cmocka_unit_test(test_serial), cmocka_unit_test(test_message),
           cmocka_unit_test(test_again),
           cmocka_unit_test(test_files),
           cmocka_unit_test(test_unique), cmocka_unit_test(test_refused),
