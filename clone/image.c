@@ -16,6 +16,7 @@
 #include "cleanup.h"
 #include "dest.h"
 #include "farfork-return.h"
+#include "kdf.h"
 #include "log.h"
 #include "missing.h"
 #include "relay.h"
@@ -442,6 +443,20 @@ void ff_agent_session(struct ff_agent *a, char out[FF_SESSION_TEXT])
     pthread_mutex_unlock(&a->lock);
     const uint8_t *session = atomic_load(&a->handed_over) ? a->session : ff_dest_session(a->dest);
     ff_session_text(here ? session : NULL, out);
+}
+
+void ff_agent_image_name(struct ff_agent *a, char out[FF_SESSION_TEXT])
+{
+    pthread_mutex_lock(&a->lock);
+    bool here = a->status == FF_IMAGE_HERE || a->status == FF_IMAGE_COMPLETE;
+    const size_t len = a->state_bytes;
+    const int fd = a->state_fd;
+    pthread_mutex_unlock(&a->lock);
+    FF_AUTO_FREE uint8_t *state = here && len ? malloc(len) : NULL;
+    uint8_t digest[FF_KDF_LEN];
+    bool is = state && pread(fd, state, len, 0) == (ssize_t)len && !ff_kdf_hash(state, len, digest);
+
+    ff_session_text(is ? digest : NULL, out);
 }
 
 void ff_agent_together(struct ff_agent *a, unsigned n)

@@ -98,6 +98,15 @@ void ff_agent_limit(struct ff_agent *a, uint64_t max_bytes);
 void ff_agent_session(struct ff_agent *a, char out[FF_SESSION_TEXT]);
 
 /**
+ * ff_agent_image_name() - which image the agent has, by what it holds: the same in every agent that has it
+ * @out: made from the device state, which has the registers and clocks of one instant; "": there is none yet
+ *
+ * Cost:    the state is read, a millisecond a MiB
+ * Threads: any
+ */
+void ff_agent_image_name(struct ff_agent *a, char out[FF_SESSION_TEXT]);
+
+/**
  * ff_agent_receive() - wait for a source, take its image's table and state, and let it go
  *
  * A source on this host may have handed its image over before this call, or do so during it. The

@@ -475,10 +475,12 @@ static void end_vms(struct agent *a)
         }
     agent_vms_end(&a->vms, END_LIMIT_MS);
     bool untold = a->detached && agent_vms_untold(&a->vms);
-    if (end_worker(a))
+    if (end_worker(a)) {
         ff_agent_free(a->ff);
-    else
+        a->ff = NULL;
+    } else {
         unlink(a->socket);
+    }
     agent_beside_end(&a->beside);
     if (a->dir)
         overlay_records_sweep(a->base, NULL, NULL);

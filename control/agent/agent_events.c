@@ -62,11 +62,14 @@ json_t *agent_state(const struct agent *a)
 {
     static const char *const names[] = {"waiting", "arriving", "complete", "lost", "none"};
     struct timespec t;
+    char image_name[FF_SESSION_TEXT] = "";
 
+    if (a->ff)
+        ff_agent_image_name(a->ff, image_name);
     clock_gettime(CLOCK_REALTIME, &t);
-    return json_pack("{ss ss ss ss si sI sI sb so}", "id", a->id, "node", a->node, "parent",
+    return json_pack("{ss ss ss ss ss si sI sI sb so}", "id", a->id, "node", a->node, "parent",
                      a->parent ? a->parent : "", "image",
-                     a->paused && a->image == IMAGE ? "paused" : names[a->image], "agent", (int)getpid(),
+                     a->paused && a->image == IMAGE ? "paused" : names[a->image], "image_name", image_name, "agent", (int)getpid(),
                      "start", (json_int_t)process_start_time(getpid()), "time",
                      (json_int_t)t.tv_sec, "detached", a->detached, "children",
                      agent_vms_state(&a->vms));

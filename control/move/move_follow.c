@@ -357,13 +357,14 @@ static int see_there(struct move *m, json_t **status, struct ff_error *why)
     FF_AUTO_JSON json_t *info = NULL;
     int rc = move_ask(m, "query-migrate", NULL, &info, why);
 
-    if (rc && m->via == VIA_ATTACH && move_child(m)->state != VM_FAILED)
-        return -EAGAIN; /* the process beside it ends meanwhile, and its QEMU is to be asked */
     if (!rc && m->promote)
         promote_take_numbers(m, info);
     if (!rc && !move_is(text_of(info, "status"), "completed"))
         return ff_error_set(why, EAGAIN, "its QEMU says: migration %s", text_of(info, "status"));
-    return rc ? rc : move_ask(m, "query-status", NULL, status, why);
+    if (!rc)
+        rc = move_ask(m, "query-status", NULL, status, why);
+    return rc && m->via == VIA_ATTACH && move_child(m)->state != VM_FAILED
+               ? -EAGAIN : rc; /* the process beside it ends meanwhile, and its QEMU is to be asked */
 }
 
 /* Complete. Is it there as it was here? Then this side is of no use any more */

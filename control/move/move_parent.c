@@ -204,7 +204,7 @@ static int find_disks(struct move *m, struct ff_error *why)
         rc = check_shared(m, block, why);
     const struct disks_input in = {.fork_id = m->s.o.id, .argv = words, .block = block,
                                    .cwd = cwd_of(m),
-                                   .nodes = nodes, .move = !m->back.go};
+                                   .nodes = nodes, .move = !m->back.go, .foreign = m->promote};
     if (rc)
         return rc;
     if (m->back.go)

@@ -166,11 +166,26 @@ static json_t *json_of(const struct strv *files)
     return list;
 }
 
+/* The command line was another QEMU's: what it has as disks is what the child has */
+static int check_images_there(struct move *m, struct ff_error *why)
+{
+    FF_AUTO_JSON json_t *block = NULL;
+    int rc = move_ask(m, "query-block", NULL, &block, why);
+    FF_AUTO_JSON json_t *images = move_images(m, block, NULL);
+
+    if (rc || json_equal(images, m->images))
+        return rc;
+    FF_AUTO_FREE char *has = json_dumps(images, JSON_COMPACT), *wants = json_dumps(m->images, JSON_COMPACT);
+    return ff_error_set(why, ENOTSUP, "the QEMU made anew has other disks than the child: %s (permitted: %s)", has, wants);
+}
+
 int promote_keep_disks(struct move *m, struct ff_error *why)
 {
     struct promote *p = m->promote;
-    int rc = m->owner.dir ? overlay_records_read(m->owner.dir, m->owner.number, &p->overlays, why) : 0;
+    int rc = check_images_there(m, why);
 
+    if (!rc && m->owner.dir)
+        rc = overlay_records_read(m->owner.dir, m->owner.number, &p->overlays, why);
     if (rc || !p->overlays.n)
         return rc;
     p->record = xstrdup(m->owner.dir);

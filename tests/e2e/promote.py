@@ -2,18 +2,28 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """promote.py - a child of a fork takes its parent's place; limit: 300 s
 
-The ledger of the child goes on where its parent was; what fails before GO leaves both as they were.
+The ledger of the child goes on where its parent was; what fails before GO leaves both as they were. At no moment do two run
+in one place, and where none runs somebody says so.
 """
+import contextlib
+import glob
 import os
+import signal
+import socket
 import subprocess
+import time
 
 import common
-from common import Failed, say
+from attaching import logged, side_there, state_of
+from common import Failed, say, wait_for
 from farfork_move import Move, There
-from forked import ENVIRON, Child, Clone, ForkParent, alive, check_result, kill, snapshot
+from forked import ENVIRON, Child, Clone, ForkParent, alive, ask, check_result, kill, processes_of, snapshot
+from overlays import io
 
 MIB = 64
 LOAD = 'report_ms=400 sweep=1'
+WAITS_MS = (60, 200, 350, 550, 800, 1200)
+STOPPED = 'attach.replaced=delay:4000000'      # the parent stands still, and GO has not come
 
 
 class Promote(Move):
@@ -29,31 +39,203 @@ class Promote(Move):
         self.result, self.err = {}, ''
 
 
-def promoted(t, memory):
-    with ForkParent(t, t.best_accel(), memory=memory, mem_mib=MIB, load=LOAD) as parent:
+def is_running(path):
+    try:
+        return ask(path, 'query-status')['status'] == 'running'
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def family(t, n=2, *args, memory='memfd', extra=()):
+    """A parent and n children of it, which run: (parent, fork, children, what their ledgers were)"""
+    with ForkParent(t, t.best_accel(), memory=memory, mem_mib=MIB, load=LOAD, extra=extra) as parent:
         parent.start_load()
         before = snapshot(parent)
-        with Clone(t, parent, 2) as c:
-            check_result(c, 0, {'complete': 2})
-            kids = [Child(row, parent) for row in c.children]
-            for k in kids:
-                k.begins(before)
-            with Promote(t, 'f.1') as p:
-                r = p.end(0, 'there')
-                say(f'      {r["came_bytes"] >> 10} KiB came; downtime {r["phases_ms"]["downtime"]} ms')
-                if alive(parent.proc.pid) or alive(kids[0].pid):
-                    raise Failed('the parent, or the child, has not ended')
-                with There(t, 'guest', r['rundir'], r['pid']) as guest:
-                    common.check_ledger(guest, sweeps=1)
-                kids[1].check(before)
+        with Clone(t, parent, n, *args) as c:
+            check_result(c, 0, {'complete': n})
+            yield parent, c, [Child(row, parent) for row in c.children], before
+
+
+def check_promoted(t, p, parent, child, sweep=True):
+    """The guest is the child, and has the parent's socket."""
+    r = p.end(0, 'there')
+    say(f'      {r["came_bytes"] >> 10} KiB of {r["bytes"]["total"] >> 10} came; the guest stood still for '
+        f'{r["phases_ms"]["downtime"]:.0f} ms')
+    parent.proc.wait(20)
+    wait_for('end of the child', 10, lambda: not alive(child.pid))
+    if not r['replaced_ended'] or os.path.realpath(parent.second) != r['qmp'] or not is_running(parent.second):
+        raise Failed(f'{parent.second} leads to {os.path.realpath(parent.second)}: {r}')
+    if sweep:
+        with There(t, 'guest', r['rundir'], r['pid']) as guest:
+            common.check_ledger(guest, sweeps=1)
+    return r
+
+
+def check_as_before(p, parent, child):
+    """Both go on, and nothing is left of the promotion."""
+    wait_for('a parent that runs', 20, lambda: is_running(parent.second))
+    wait_for('a child that runs', 20, lambda: is_running(child.qmp_path))
+    wait_for('its end', 20, lambda: not os.path.exists(f'{p.base}/p') and not [x for x, _ in processes_of(f'{p.base}/p/')])
+    common.check_ledger(parent, sweeps=1)
+
+
+def promoted(t, memory):
+    with family(t, memory=memory) as (parent, c, kids, before):
+        kids[0].begins(before)
+        with Promote(t, 'f.1') as p:
+            check_promoted(t, p, parent, kids[0])
+            kids[1].check(before)
+        kill(c.base, 'f')
+
+
+def disks(t, drive):
+    """What the child wrote is the guest's; its overlay stays, the sibling has what it had."""
+    folder = os.path.join(t.work, 'scratch')
+    os.makedirs(folder, exist_ok=True)
+    image = os.path.join(folder, 'disk.qcow2')
+    subprocess.run(['qemu-img', 'create', '-q', '-f', 'qcow2', image, '8M'], check=True, timeout=20)
+    devices = (*drive.format(image).split(), '-device', 'virtio-blk-pci,drive=d0')
+    with family(t, 2, '--scratch', folder, extra=devices) as (parent, c, kids, _):
+        io(kids[0].qmp_path, 'write -P 2 1M 64k')
+        io(kids[1].qmp_path, 'write -P 3 1M 64k')
+        io(parent.second, 'write -P 4 1M 64k')
+        with Promote(t, kids[0].qmp_path) as p:
+            r = check_promoted(t, p, parent, kids[0])
+            io(parent.second, 'read -P 2 1M 64k', 'write -P 5 2M 64k', 'flush')
+            io(kids[1].qmp_path, 'read -P 3 1M 64k', 'read -P 0 2M 64k')
+            overlay, = r['overlays']
+            given, = r['given_up']
+            if not os.path.exists(given) or given == image:
+                raise Failed(f'{given} was what the parent wrote to')
+            kill(c.base, 'f')
+            kill(p.base, 'p')
+            wait_for('their end', 20, lambda: not [x for x, _ in processes_of(p.base)])
+            out = subprocess.run(['qemu-io', '-f', 'qcow2', '-c', 'read -P 5 2M 64k', '-c', 'read -P 2 1M 64k', overlay],
+                                 check=True, timeout=20, capture_output=True, text=True).stdout
+            if 'failed' in out:
+                raise Failed(out)
+            os.unlink(overlay)
+            os.unlink(given)
+            os.unlink(image)
+
+
+def stays(t, faults, text):
+    """Before GO: the next try succeeds."""
+    with family(t, 1) as (parent, c, (child,), before):
+        with Promote(t, 'f.1', faults=faults) as p:
+            p.end(1, 'here', text)
+            check_as_before(p, parent, child)
+        child.check(before)
+        with Promote(t, 'f.1') as p:
+            check_promoted(t, p, parent, child)
+        kill(c.base, 'f')
+
+
+def wait_held(p, parent):
+    """The pid of the process that has the parent stand still, before GO."""
+    wait_for('a parent that is held', 30, lambda: state_of(parent) == 't')
+    return side_there(p)
+
+
+def side_killed(t):
+    """The process that holds the parent, before GO: farfork promote lets it go on."""
+    with family(t, 1) as (parent, c, (child,), before):
+        with Promote(t, 'f.1', faults=STOPPED) as p:
+            os.kill(wait_held(p, parent), signal.SIGKILL)
+            p.end(1, 'here')
+            check_as_before(p, parent, child)
+        child.check(before)
+        kill(c.base, 'f')
+
+
+def parent_killed(t):
+    """Before it was held the child stays what it was, and it is said; while it is held the child takes its place all the same."""
+    for faults, held in (('dest.state=delay:1500000', False), (STOPPED, True)):
+        with family(t, 1) as (parent, c, (child,), before):
+            with Promote(t, 'f.1', faults=faults) as p:
+                if held:
+                    wait_held(p, parent)
+                else:
+                    wait_for('a child that is sent', 30, lambda p=p: logged(p, 'connected', 'localhost'))
+                parent.proc.kill()
+                parent.proc.wait(20)
+                r = p.end(*((0, 'there') if held else (1, 'here')))
+                if not r['replaced_ended'] or not (held or any(parent.second in n for n in r['notes'])):
+                    raise Failed(f'it is not said: {r["notes"]}')
+                if held and (not is_running(parent.second) or alive(child.pid)):
+                    raise Failed('no guest, or two')
+                kill(p.base, 'p')
+            if not held:
+                wait_for('a child that runs', 20, lambda child=child: is_running(child.qmp_path))
+                child.check(before)
+            kill(c.base, 'f')
+
+
+def decided(p, parent, child):
+    """'promoted', or 'before': as it is once nothing changes any more. Never both, never none."""
+    guest = f'{p.base}/p/localhost/1.qmp'
+    here = glob.glob(f'{p.base}/p/*/1.qmp')
+    guest = here[0] if here else guest
+    if is_running(guest) and not alive(parent.proc.pid) and not alive(child.pid):
+        return 'promoted'
+    if parent.proc.poll() is None and is_running(child.qmp_path) and is_running(parent.second) and not os.path.exists(guest):
+        return 'before'
+    return None
+
+
+def command_killed(t):
+    """farfork promote, at moments of no choice: what was begun ends one way or the other."""
+    seen = {}
+    for wait_ms in WAITS_MS:
+        with family(t, 1) as (parent, c, (child,), _):
+            with Promote(t, 'f.1', '--timeout', '8', faults='attach.replaced=delay:300000') as p:
+                time.sleep(wait_ms / 1000)
+                p.proc.kill()
+                p.proc.communicate(timeout=30)
+                is_now = wait_for('a decision', 60, lambda: decided(p, parent, child))
+                seen[is_now] = seen.get(is_now, 0) + 1
                 kill(p.base, 'p')
             kill(c.base, 'f')
+    say(f'      {seen}')
+
+
+def refused(t):
+    """A port that two QEMUs cannot have: the new one does not start."""
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        port = s.getsockname()[1]
+    with family(t, 1, extra=('-netdev', f'user,id=n0,hostfwd=tcp:127.0.0.1:{port}-:1', '-device', 'virtio-net-pci,netdev=n0')) \
+            as (parent, c, (child,), _):
+        with Promote(t, 'f.1') as p:
+            p.end(1, 'here')
+            check_as_before(p, parent, child)
+        with Promote(t, 'f.7') as none:
+            if none.proc.wait(20) != 1 or 'no such child' not in none.proc.stderr.read():
+                raise Failed('there is no such child')
+        kill(c.base, 'f')
 
 
 def run(t):
     for memory in ('memfd', 'anon'):
         with t.case(memory):
             promoted(t, memory)
+    with t.case('a disk, by -drive'):
+        disks(t, '-drive file={},format=qcow2,if=none,id=d0')
+    with t.case('a disk, by -blockdev'):
+        disks(t, '-blockdev driver=file,filename={},node-name=f0 -blockdev driver=qcow2,file=f0,node-name=d0')
+    with t.case('the child cannot be saved'):
+        stays(t, 'attach.state=fail', 'injected')
+    with t.case('the parent cannot be held'):
+        stays(t, 'attach.replaced=fail', 'injected')
+    with t.case('who holds the parent is killed'):
+        side_killed(t)
+    with t.case('the parent is killed meanwhile'):
+        parent_killed(t)
+    with t.case('farfork promote is killed'):
+        command_killed(t)
+    with t.case('what cannot be promoted'):
+        refused(t)
 
 
 if __name__ == '__main__':

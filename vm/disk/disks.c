@@ -248,6 +248,7 @@ int disks_plan(const struct disks_input *in, struct disks **out, struct ff_error
     }
     d->fork_id = xstrdup(in->fork_id);
     d->cwd = xstrdup(in->cwd);
+    d->foreign = in->foreign;
     d->argv = json_deep_copy(in->argv);
     d->disk = xcalloc(json_array_size(in->block), sizeof(*d->disk));
     json_array_foreach(in->block, i, entry)

@@ -29,6 +29,7 @@ struct disks_input {
     unsigned max_chain;       /* images of a disk; 0: no limit */
     bool seeds;               /* look for NoCloud data */
     bool move;                /* nothing is frozen: for disks_move_argv() */
+    bool foreign;             /* with @move: @argv is none of the QEMU's that has these disks, but of one with the same devices */
     bool awaited;             /* somebody else makes the parent's overlays: disks_take_over() */
 };
 

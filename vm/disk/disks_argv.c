@@ -240,13 +240,31 @@ static int find_one(struct disks *d, struct disk *disk, const json_t *entry, con
         disk->name, disk->frozen);
 }
 
+/* The file that the -blockdev at @at has, or the one that it refers to; NULL: another's */
+static char *blockdev_file(const struct disks *d, size_t at)
+{
+    char *file = blockdev_get(d, at, "file.filename");
+    FF_AUTO_FREE char *below = file ? NULL : blockdev_get(d, at, "file");
+
+    if (!file && !below)
+        return blockdev_get(d, at, "filename");
+    for (size_t i = 1; below && !file && i < json_array_size(d->argv); i++) {
+        FF_AUTO_FREE char *node = blockdev_get(d, i, "node-name");
+        if (node && !strcmp(node, below))
+            file = blockdev_get(d, i, "filename");
+    }
+    return file;
+}
+
 static bool is_elsewhere(const struct disks *d, const struct disk *disk)
 {
     const char *value = word(d, disk->at);
     FF_AUTO_FREE char *image = image_file(disk->frozen);
 
     if (disk->kind == DISK_BLOCKDEV) {
-        FF_AUTO_FREE char *node = qemu_opts_get(value, "node-name");
+        FF_AUTO_FREE char *node = qemu_opts_get(value, "node-name"), *own = d->foreign ? blockdev_file(d, disk->at) : NULL;
+        if (d->foreign) /* its name says nothing */
+            return !own || !image_same_file(d->cwd, own, image);
         return !node || strcmp(node, disk->node);
     }
     FF_AUTO_FREE char *file = disk->kind == DISK_SHORT ? xstrdup(value) : drive_file(value);

@@ -45,6 +45,7 @@ struct disks {
     json_t *argv;
     struct disk *disk;
     size_t n, writable;
+    bool foreign; /* of struct disks_input */
     size_t *emptied, n_emptied; /* arguments in argv of drives whose medium was ejected */
 };
 
