@@ -23,6 +23,7 @@ struct vm_spec {
     const char *tpm;      /* of a guest that is moved: the swtpm's socket there; NULL: none */
     const char *replaced; /* the parent's QMP socket, which its own takes the place of; or NULL */
     bool here;            /* on the parent's host */
+    bool takes_place;     /* ... whose QEMU ends, and whose taps it gets then: vm/attach/taps.h */
     bool programs;        /* its user permits options that start programs */
     enum net_policy net;
     const char *config;   /* for -readconfig, in the run directory: identity_config(); or NULL */

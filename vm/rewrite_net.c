@@ -196,8 +196,12 @@ static int refuse_passt(struct rewrite *r, const char *option, const char *value
 }
 
 /* As it is: what both cannot have at once on one host, QEMU says */
-static int move_backend(struct rewrite *r, const char *option, const char *value)
+static int move_backend(struct rewrite *r, const char *option, const char *value, const char *type)
 {
+    if (r->s->takes_place && !strcmp(type, "tap") && strcmp(option, "net")) {
+        unplug(r, option, value);
+        return check_queues(r, option, value);
+    }
     if (has_any(value, handed))
         return ff_error_set(
             r->why, ENOTSUP,
@@ -255,7 +259,7 @@ int rewrite_net(struct rewrite *r, const char *option, const char *value)
     if (!strcmp(type, "passt") && (r->s->incoming || r->s->net == NET_KEEP))
         return refuse_passt(r, option, value);
     if (r->s->incoming)
-        return move_backend(r, option, value);
+        return move_backend(r, option, value, type);
     if (r->s->net == NET_ISOLATED || r->s->net == NET_KEEP)
         return keep_backend(r, option, value, type);
     if (r->s->net == NET_NONE) {

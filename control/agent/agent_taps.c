@@ -2,6 +2,7 @@
  *
  * agent_taps.c - taps that lead nowhere, for children whose QEMU has no hub that is as good
  */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -9,6 +10,7 @@
 #include "agent_state.h"
 #include "agent_taps.h"
 #include "command_line.h"
+#include "dead_tap.h"
 #include "qemu_opts.h"
 #include "watcher.h"
 #include "xalloc.h"
@@ -19,9 +21,11 @@ static int open_at(struct agent_taps *t, const char *watcher, size_t i, struct f
     if (!i || (!qemu_option_is(t->argv[i - 1], "netdev") && !qemu_option_is(t->argv[i - 1], "nic")))
         return 0;
     FF_AUTO_FREE char *is_dead_end = net_dead_end_tap(t->argv[i], 0);
-    int fd = is_dead_end ? watcher_tap(watcher, why) : -1;
     if (!is_dead_end)
         return 0;
+    int fd = watcher_tap(watcher, why);
+    if (fd == -ENOENT) /* an agent that is not confined needs none */
+        fd = dead_tap_open(why);
     if (fd < 0)
         return ff_error_context(why, "a NIC that leads nowhere");
     t->fd[t->n] = fd;

@@ -185,9 +185,9 @@ int attach_load(struct attach *a, struct ff_error *err)
     int rc = check_visit(a, err);
 
     if (!rc)
-        rc = attach_replaced_look(a, err);
-    if (!rc)
         rc = a->domain ? attach_restore_begin(a, err) : look_at_dest(a, err);
+    if (!rc)
+        rc = attach_replaced_look(a, err);
     if (!rc)
         rc = check_discards(a, err);
     if (!rc)

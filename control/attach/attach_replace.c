@@ -21,12 +21,15 @@
 #include "attach_private.h"
 #include "autojson.h"
 #include "failpoint.h"
+#include "taps.h"
 
 struct attach_replaced {
     struct qmp *q;
     pid_t pid;
     int alone;
     bool was_running, stopped;
+    struct tap_pair *taps; /* that the QEMU here gets */
+    unsigned n_taps;
     struct hold *hold;
 };
 
@@ -60,7 +63,12 @@ int attach_replaced_look(struct attach *a, struct ff_error *err)
     if (!a->replaced)
         return ff_error_set(err, ENOMEM, "attach: out of memory");
     a->replaced->alone = -1;
-    int rc = look_at_replaced(a, a->replaced, err);
+    struct attach_replaced *r = a->replaced;
+    int rc = look_at_replaced(a, r, err);
+    pthread_mutex_lock(&a->qmp_lock);
+    if (!rc)
+        rc = taps_find(r->q, r->pid, a->q, a->pid, &r->taps, &r->n_taps, err);
+    pthread_mutex_unlock(&a->qmp_lock);
     return rc ? ff_error_context(err, "--replaces %s", a->o->replaces) : 0;
 }
 
@@ -74,6 +82,8 @@ int attach_replaced_stop(struct attach *a, struct ff_error *err)
     int rc = qmp_command(r->q, "stop", NULL, NULL, err);
     if (!rc)
         rc = hold_begin(r->pid, &r->hold, err);
+    if (!rc)
+        rc = taps_pass(a->pid, r->taps, r->n_taps, err);
     if (!rc && ff_failpoint("attach.replaced"))
         rc = ff_error_set(err, EIO, "attach: injected");
     if (!rc)
@@ -84,6 +94,7 @@ int attach_replaced_stop(struct attach *a, struct ff_error *err)
 static void free_replaced(struct attach *a)
 {
     ff_close_fd(&a->replaced->alone);
+    taps_free(a->replaced->taps, a->replaced->n_taps);
     qmp_free(a->replaced->q);
     free(a->replaced);
     a->replaced = NULL;
@@ -91,9 +102,13 @@ static void free_replaced(struct attach *a)
 
 void attach_replaced_end(struct attach *a)
 {
+    struct ff_error why = {0};
+
     if (!a->replaced)
         return;
     hold_end(a->replaced->hold, SIGKILL);
+    if (taps_settle(a->replaced->taps, a->replaced->n_taps, &why))
+        attach_say_why(a, "network", &why);
     attach_event(a, "replaced-ended", json_pack("{s:i}", "pid", (int)a->replaced->pid));
     free_replaced(a);
 }

@@ -43,7 +43,8 @@ static int make_argv(struct move *m, const char *rundir, struct strv *out, json_
     const bool beside = move_host(m)->here && !m->return_of; /* the one that a guest returns to has let go of its sockets */
     const struct vm_spec s = {.id = m->s.o.id, .number = 1, .total = 1, .qemu = m->s.parent_exe,
                                  .rundir = rundir, .here = beside, .net = NET_KEEP, .programs = m->s.o.unconfined && !m->no_programs,
-                                 .incoming = "defer", .tpm = m->tpm, .replaced = m->promote ? m->promote->parent_qmp : m->s.o.parent_path,
+                                 .takes_place = m->promote, .incoming = "defer", .tpm = m->tpm,
+                                 .replaced = m->promote ? m->promote->parent_qmp : m->s.o.parent_path,
                                  .config = genid ? config : NULL};
     int rc = command_line_rewrite(own.v, &s, out, &m->s.notes, why);
     strv_free(&own);
