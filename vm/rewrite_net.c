@@ -198,6 +198,12 @@ static int refuse_passt(struct rewrite *r, const char *option, const char *value
 /* As it is: what both cannot have at once on one host, QEMU says */
 static int move_backend(struct rewrite *r, const char *option, const char *value, const char *type)
 {
+    static const char *const ports[] = {"hostfwd", NULL}; /* its successor gets them when they are free */
+
+    if (r->s->takes_place && !strcmp(type, "user")) {
+        emit_without(r, option, value, ports);
+        return 0;
+    }
     if (r->s->takes_place && !strcmp(type, "tap") && strcmp(option, "net")) {
         unplug(r, option, value);
         return check_queues(r, option, value);

@@ -267,6 +267,7 @@ void promote_over(struct move *m)
 
     if (m->outcome == MOVE_THERE || m->outcome == MOVE_FOLLOWS) {
         lead_to_guest(m);
+        promote_ports(m);
         say_given_up(m);
         return;
     }

@@ -17,14 +17,16 @@
  *                                                                                          attach_replace.c: --replaces
  *              disks             the child's overlays are the guest's disks from then on: no agent removes them
  *                                                                                          promote_keep_disks()
+ *              its NICs          the parent's taps, descriptor by descriptor, while it stands still      vm/attach/taps.h
+ *                                its forwarded ports, once it has ended                  promote_ports()
  *              its socket        becomes a symbolic link to the new QEMU's                 promote_over()
  * Invariants   1. move.c's: the child runs until GO, in its own QEMU, and never in both.
  *              2. The parent runs until the new QEMU is loaded, and never after GO: attach_replace.c.
  *              3. An overlay of the child's is in no agent's record from `migrate` on, or is there again when the child stays.
  *              4. No file of the parent's is written or removed.
  * Failure      before GO: child and parent go on as before. After it: as of a move; the parent has ended.
- * Limits       a child on the parent's host. NICs that two QEMUs of one host cannot have at once (a tap by its name, hostfwd)
- *              make the new QEMU refuse to start: nothing has happened then.
+ * Limits       a child on the parent's host. What else two QEMUs of one host cannot have at once (a socket that a NIC binds, a
+ *              port for VNC) makes the new QEMU refuse to start: nothing has happened then.
  */
 #ifndef FF_CONTROL_MOVE_PROMOTE_H
 #define FF_CONTROL_MOVE_PROMOTE_H
@@ -66,6 +68,9 @@ void promote_free(struct promote *p);
 
 /* m->s is the child, found: from here on its command line is the parent's */
 int promote_take_place(struct move *m, struct ff_error *why);
+/* promote_ports.c: the guest is there: forwarded ports of the parent's user networks */
+void promote_ports(struct move *m);
+
 /* Before `migrate`: its overlays are the guest's for good. promote_over() takes that back where it stays a child */
 int promote_keep_disks(struct move *m, struct ff_error *why);
 void promote_take_numbers(struct move *m, const json_t *info); /* query-migrate of the destination */

@@ -89,6 +89,7 @@ E2E_TESTS := \
     tests/e2e/attach_guests.py:200 \
     tests/e2e/attach_children.py:300 \
     tests/e2e/promote.py:320 \
+    tests/e2e/promote_net.py:100 \
     tests/e2e/libvirt_move.py:100 \
     tests/e2e/libvirt_attach.py:320 \
     tests/e2e/libvirt_fork.py:$(if $(filter 1,$(FARFORK_FULL)),600,220) \
@@ -101,7 +102,7 @@ E2E_TESTS := \
 E2E_BESIDE := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,break_after_go resume dump quit one_runner \
     meanwhile keys cancel sandbox tls_creds break_before_go lines farfork_move move_parents farfork_visit visit_guest visit_budget visit_stops visit_fallback move_fallback hold shut_down ssh \
     who_runs clone clone_states clone_disks fork_resume vmclone touched vmclone_fed fork_again multicast pool agent_safe fork_fails \
-    ordinary_user overlays unfinished guest_identity hosts evacuate slurm devices_stay busy_devices attach_stream attach_blocks attach_move attach_after_go attach_options attach_fork attach_visit attach_children promote)),$(E2E_TESTS))
+    ordinary_user overlays unfinished guest_identity hosts evacuate slurm devices_stay busy_devices attach_stream attach_blocks attach_move attach_after_go attach_options attach_fork attach_visit attach_children promote promote_net)),$(E2E_TESTS))
 
 # Those that `make check-full` runs with QEMU's other versions as well: what stands on its own migration
 # code, and on how it starts and stops a guest

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""promote_net.py - a child that takes its parent's place has the parent's tap from then on; limit: 100 s"""
+"""promote_net.py - a child that takes its parent's place has the parent's tap and forwarded ports from then on; limit: 100 s"""
 import glob
 import os
+import socket
 import subprocess
 
 import common
@@ -30,8 +31,16 @@ def link_up():
             raise Failed(f'{TAP}: nobody has it')
 
 
+def free_port():
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        return s.getsockname()[1]
+
+
 def promoted(t, fails):
-    nics = ['-netdev', f'tap,id=n0,ifname={TAP},script=no,downscript=no', '-device', 'virtio-net-pci,netdev=n0']
+    port = free_port()
+    nics = ['-netdev', f'user,id=n1,hostfwd=tcp:127.0.0.1:{port}-:22', '-device', 'e1000,netdev=n1',
+            '-netdev', f'tap,id=n0,ifname={TAP},script=no,downscript=no', '-device', 'virtio-net-pci,netdev=n0']
     with ForkParent(t, t.best_accel(), mem_mib=MIB, load=LOAD, extra=nics) as parent:
         parent.start_load()
         with Clone(t, parent, 1) as c:
@@ -45,6 +54,7 @@ def promoted(t, fails):
                 else:
                     r = p.end(0, 'there')
                     wait_for('the end of the parent', 20, lambda: not alive(parent.proc.pid))
+                    socket.create_connection(('127.0.0.1', port), 5).close()
                     if taps_of(r['pid']) != [TAP]:
                         raise Failed(f'it has {taps_of(r["pid"])}, not {TAP}')
                     with There(t, 'guest', r['rundir'], r['pid']) as guest:
@@ -57,7 +67,7 @@ def promoted(t, fails):
 def run(t):
     if os.geteuid():
         raise common.Skip('a tap needs root')
-    with t.case('its parent\'s tap'):
+    with t.case('its parent\'s network'):
         promoted(t, False)
     with t.case('one that fails'):
         promoted(t, True)

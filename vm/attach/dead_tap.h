@@ -12,7 +12,7 @@
  *
  * The backend of a child's NIC where the parent has a tap: two processes cannot share one. The guest's virtio-net driver has
  * negotiated a tap's headers and offloads, which no other backend of QEMU's has. The tap is down: it drops what the guest
- * sends and receives nothing. The namespace is freed with the last descriptor. Call it from a single-threaded process.
+ * sends and receives nothing. The namespace is freed with the last descriptor. It forks a process that makes system calls alone.
  *
  * Return: a descriptor; -EPERM: not root, and users may not make namespaces here; -ENOENT: no /dev/net/tun
  */
