@@ -85,7 +85,7 @@ static void interface_of(pid_t pid, int number, char ifname[IFNAMSIZ])
 }
 
 /* -1: none */
-static int find_interface(pid_t pid, const char *ifname)
+static int find_tap_of(pid_t pid, const char *ifname)
 {
     FF_AUTO_FREE char *path = xprintf("/proc/%d/fdinfo", (int)pid);
     DIR *d = opendir(path);
@@ -127,7 +127,7 @@ static int pair_tap(pid_t old, const struct named_tap *had, unsigned n_had, pid_
     for (unsigned i = 0; i < n_had; i++)
         if (!strcmp(had[i].id, t->id))
             h = &had[i];
-    const int number = !h ? -1 : h->number >= 0 ? h->number : find_interface(old, h->ifname);
+    const int number = !h ? -1 : h->number >= 0 ? h->number : find_tap_of(old, h->ifname);
     if (number < 0)
         return ff_error_set(err, ENOENT, "network %s: QEMU (process %d) has no tap of that name", t->id, (int)old);
     int rc = take_tap(old, number, &t->fd, err);
