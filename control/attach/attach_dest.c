@@ -217,6 +217,7 @@ static int follow_dest(struct attach *a)
     } else {
         if (a->domain)
             attach_restore_define(a);
+        attach_replaced_link(a);
         attach_event(a, "complete", NULL);
         ff_close_fd(&a->alone); /* nothing of it is left in that QEMU */
         if (refused.code)

@@ -9,6 +9,7 @@
  *              (the guest that comes is loaded; both of them run, or stand where they ran)
  *              stop     `stop`, all threads held: before READY, and so before the other side's GO
  *              GO       -> SIGKILL, before `cont` here;  no GO, ever -> its threads go on, `cont`
+ *              all is here: its QMP socket becomes a symbolic link to this QEMU's
  * Invariants   1. From READY to GO neither runs. Nothing of it was touched until GO: it goes on as it was.
  *              2. This process alone hears GO. If it is killed before, the kernel lets the held threads go, and the guest is
  *                 paused, not ended; who started all this says `cont` once it is known that no GO came.
@@ -16,7 +17,10 @@
  *                 memory: nobody waits for that before `cont`.
  */
 #include <errno.h>
+#include <limits.h>
 #include <signal.h>
+#include <stdio.h>
+#include <unistd.h>
 
 #include "attach_private.h"
 #include "autojson.h"
@@ -111,6 +115,21 @@ void attach_replaced_end(struct attach *a)
         attach_say_why(a, "network", &why);
     attach_event(a, "replaced-ended", json_pack("{s:i}", "pid", (int)a->replaced->pid));
     free_replaced(a);
+}
+
+void attach_replaced_link(struct attach *a)
+{
+    char made[PATH_MAX];
+    struct ff_error why;
+
+    if (!a->o->replaces)
+        return;
+    snprintf(made, sizeof(made), "%s.%d", a->o->replaces, (int)getpid());
+    if (!symlink(a->o->qmp, made) && !rename(made, a->o->replaces))
+        return;
+    ff_error_set(&why, errno, "%s does not lead to %s: %s", a->o->replaces, a->o->qmp, strerror(errno));
+    attach_say_why(a, "not-linked", &why);
+    unlink(made);
 }
 
 void attach_replaced_back(struct attach *a)

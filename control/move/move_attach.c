@@ -68,10 +68,14 @@ int move_attach_there(struct move *m, struct ff_error *why)
         json_array_append_new(argv, json_string(m->return_of));
     }
     if (m->promote) {
-        json_t *more = json_pack("[ssssso]", "--image", m->promote->image, "--replaces", m->promote->parent_qmp, "--view",
-                                 json_sprintf("%d", (int)m->promote->child_pid));
-        json_array_extend(argv, more);
-        json_decref(more);
+        json_array_append_new(argv, json_string("--image"));
+        json_array_append_new(argv, json_string(m->promote->image));
+        json_array_append_new(argv, json_string("--replaces"));
+        json_array_append_new(argv, json_string(m->promote->parent_qmp));
+        if (m->promote->view) {
+            json_array_append_new(argv, json_string("--view"));
+            json_array_append_new(argv, json_sprintf("%d", (int)m->promote->view));
+        }
     }
     host_send(h, json_pack("{s{si so ss ss sb}}", "spawn", "number", 2, "argv", argv, "log",
                            side->log, "qmp", side->qmp, "side", true));

@@ -3,12 +3,14 @@
  * promote.c - a child of a fork takes its parent's place: which child, its command line, its disks, its socket
  */
 #include <errno.h>
+#include <limits.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "ask.h"
 #include "autojson.h"
 #include "move.h"
 #include "promote.h"
@@ -40,7 +42,7 @@ static int take_child(struct promote *p, const json_t *fork, const json_t *vm, c
     p->child_pid = (pid_t)json_integer_value(json_object_get(vm, "pid"));
     p->child_qmp = xstrdup(text_of(vm, "qmp"));
     p->parent_qmp = parent ? defaults_absolute_path(parent) : xstrdup(text_of(fork, "parent"));
-    p->image = xprintf("%.48s of %d", p->child, (int)json_integer_value(json_object_get(fork, "agent")));
+    p->image = *text_of(fork, "image_name") ? xstrdup(text_of(fork, "image_name")) : xprintf("of child %.40s", p->child);
     return *p->parent_qmp == '/' ? 0 : ff_error_set(why, EINVAL, "%s: its parent is %s: want a QMP socket: --parent", p->child,
                                                     p->parent_qmp);
 }
@@ -61,7 +63,8 @@ int promote_find(struct promote *p, const char *base, const char *child, const c
                 n++;
             }
     if (!n)
-        return ff_error_set(why, ENOENT, "%s: no such child on this host: 'farfork forks' lists them (%s)", child, base);
+        return ff_error_set(why, ENOENT, "%s: no such child on this host: 'farfork forks' lists them (%s). One of another host "
+                            "is promoted from there", child, base);
     if (n > 1)
         return ff_error_set(why, ENOTUNIQ, "%s: %u children have that name: name one by its QMP socket", child, n);
     return take_child(p, of, found, parent, why);
@@ -80,17 +83,27 @@ void promote_free(struct promote *p)
 
 /* --- the parent's command line --- */
 
-/* What it has written since the fork is in these */
-static void note_given_up(struct promote *p, const json_t *block)
+static json_t *json_of(const struct strv *files)
 {
+    json_t *list = json_array();
+
+    for (size_t i = 0; i < files->n; i++)
+        json_array_append_new(list, json_string(files->v[i]));
+    return list;
+}
+
+/* What it has written since the fork is in these */
+static json_t *written_images(const json_t *block)
+{
+    json_t *list = json_array(), *b;
     size_t i;
-    json_t *b;
 
     json_array_foreach(block, i, b) {
         const json_t *in = json_object_get(b, "inserted"), *image = json_object_get(in, "image");
         if (in && json_is_false(json_object_get(in, "ro")) && json_object_get(image, "backing-image"))
-            strv_add(&p->given_up, "%s", text_of(image, "filename"));
+            json_array_append_new(list, json_string(text_of(image, "filename")));
     }
+    return list;
 }
 
 /* Who acts on its end would make a second one of it */
@@ -107,13 +120,26 @@ static int check_parent_starter(pid_t pid, struct ff_error *why)
     return rc;
 }
 
-static int look_at_parent(struct promote *p, struct session *s, struct ff_error *why)
+/* A child here whose memory is private views of that image; 0: none */
+static pid_t find_view(const char *base, const char *image)
+{
+    FF_AUTO_JSON json_t *forks = *image ? ps_forks(base) : json_array();
+    size_t i, k;
+    json_t *fork, *vm;
+
+    json_array_foreach(forks, i, fork)
+        json_array_foreach(json_object_get(fork, "children"), k, vm)
+            if (!strcmp(text_of(fork, "image_name"), image) && !strcmp(text_of(fork, "image"), "complete") &&
+                rundir_look(vm, "pid") == PROCESS_ALIVE)
+                return (pid_t)json_integer_value(json_object_get(vm, "pid"));
+    return 0;
+}
+
+static int look_at_parent(struct session *s, json_t *o, struct ff_error *why)
 {
     FF_AUTO_JSON json_t *status = NULL, *block = NULL;
     int rc = session_find_parent(s, why);
 
-    if (!rc && s->parent_pid == p->child_pid)
-        rc = ff_error_set(why, EINVAL, "%s is the child's own", p->parent_qmp);
     if (!rc)
         rc = check_parent_starter(s->parent_pid, why);
     if (!rc)
@@ -122,49 +148,96 @@ static int look_at_parent(struct promote *p, struct session *s, struct ff_error 
         rc = qmp_command(s->qmp, "query-block", NULL, &block, why);
     if (rc)
         return rc;
-    note_given_up(p, block);
-    p->parent_pid = s->parent_pid;
-    p->parent_start = s->parent_start;
-    p->parent_ran = json_is_true(json_object_get(status, "running"));
+    json_object_set_new(o, "argv", strv_json(s->parent_argv.v));
+    json_object_set_new(o, "exe", json_string(s->parent_exe));
+    json_object_set_new(o, "cwd", json_string(s->parent_cwd));
+    json_object_set_new(o, "anywhere", json_boolean(s->anywhere));
+    json_object_set_new(o, "pid", json_integer(s->parent_pid));
+    json_object_set_new(o, "start", json_integer((json_int_t)s->parent_start));
+    json_object_set_new(o, "ran", json_boolean(json_is_true(json_object_get(status, "running"))));
+    json_object_set_new(o, "given_up", written_images(block));
+    return 0;
+}
+
+int promote_look(const char *parent, const char *base, const char *image, unsigned timeout_s, json_t **out, struct ff_error *why)
+{
+    static const struct session_kind kind = {.program = "farfork promote", .where = "in the parent's place", .by_hand = ""};
+    const struct session_options o = {.parent_path = parent, .timeout_s = timeout_s, .quiet = true};
+    struct session s = {.signals = -1};
+    json_t *found = json_object();
+    int rc = session_init(&s, &kind, &o, why);
+
+    s.signals = -1;
+    if (!rc)
+        rc = look_at_parent(&s, found, why);
+    session_free(&s);
+    if (rc) {
+        json_decref(found);
+        return ff_error_context(why, "the parent, %s", parent);
+    }
+    json_object_set_new(found, "view", json_integer(find_view(base, image)));
+    *out = found;
+    return 0;
+}
+
+/* The same of a parent on another host */
+static int ask_parents_host(struct move *m, const struct node *n, json_t **out, struct ff_error *why)
+{
+    struct promote *p = m->promote;
+    char *words[] = {"promote", "--look", p->parent_qmp, "--image", p->image, NULL};
+    struct asked *a = xcalloc(1, sizeof(*a));
+
+    *a = asked_new(json_pack("{ss ss ss ss}", "host", n->host, "launcher", m->s.o.launcher, "agent", m->s.o.agent, "rundir",
+                             m->s.o.rundir ? m->s.o.rundir : ""));
+    asked_start(a, words);
+    asked_read(a, 1, m->s.o.timeout_s * 1000ull);
+    json_t *said = a->code ? NULL : asked_answer(a);
+    FF_AUTO_FREE char *no = asked_why(a);
+    asked_free(a, 1);
+    *out = said;
+    return said ? 0 : ff_error_set(why, EIO, "host %s: %s", n->host, no);
+}
+
+static int take_command_line(struct move *m, const json_t *o, struct ff_error *why)
+{
+    struct promote *p = m->promote;
+    const json_t *w;
+    size_t i;
+
+    p->parent_pid = (pid_t)json_integer_value(json_object_get(o, "pid"));
+    p->parent_start = (uint64_t)json_integer_value(json_object_get(o, "start"));
+    p->parent_ran = json_is_true(json_object_get(o, "ran"));
+    p->view = p->is_here ? p->child_pid : (pid_t)json_integer_value(json_object_get(o, "view"));
+    if (!json_array_size(json_object_get(o, "argv")) || p->parent_pid <= 0)
+        return ff_error_set(why, EPROTO, "%s: its command line is not known", p->parent_qmp);
+    if (p->is_here && p->parent_pid == p->child_pid)
+        return ff_error_set(why, EINVAL, "%s is the child's own", p->parent_qmp);
+    json_array_foreach(json_object_get(o, "given_up"), i, w)
+        strv_add(&p->given_up, "%s", json_string_value(w));
+    strv_free(&m->s.parent_argv);
+    strv_add_json(&m->s.parent_argv, json_object_get(o, "argv"));
+    free(m->s.parent_exe);
+    free(m->s.parent_cwd);
+    m->s.parent_exe = xstrdup(text_of(o, "exe"));
+    m->s.parent_cwd = xstrdup(text_of(o, "cwd"));
+    m->s.anywhere = json_is_true(json_object_get(o, "anywhere"));
+    if (!p->view)
+        session_note(&m->s, "no child of this fork is on %s: all memory travels, not only what the child has written", p->host);
     return 0;
 }
 
 int promote_take_place(struct move *m, struct ff_error *why)
 {
     struct promote *p = m->promote;
-    struct session_options o = {.parent_path = p->parent_qmp, .id = m->s.o.id, .timeout_s = m->s.o.timeout_s, .quiet = true};
-    struct session s = {.signals = -1};
-    int rc = session_init(&s, m->s.kind, &o, why);
+    const struct node *n = &m->s.hostlist.v[0];
+    FF_AUTO_JSON json_t *o = NULL;
 
-    s.signals = m->s.signals;
-    if (!rc)
-        rc = look_at_parent(p, &s, why);
-    if (!rc) {
-        strv_free(&m->s.parent_argv);
-        free(m->s.parent_exe);
-        free(m->s.parent_cwd);
-        m->s.parent_argv = s.parent_argv;
-        m->s.parent_exe = s.parent_exe;
-        m->s.parent_cwd = s.parent_cwd;
-        m->s.anywhere = s.anywhere;
-        s.parent_argv = (struct strv){0};
-        s.parent_exe = s.parent_cwd = NULL;
-    }
-    s.signals = -1;
-    session_free(&s);
-    return rc ? ff_error_context(why, "the parent, %s", p->parent_qmp) : 0;
+    p->is_here = hostlist_is_here(n);
+    int rc = p->is_here ? promote_look(p->parent_qmp, "", "", m->s.o.timeout_s, &o, why) : ask_parents_host(m, n, &o, why);
+    return rc ? rc : take_command_line(m, o, why);
 }
 
 /* --- its disks --- */
-
-static json_t *json_of(const struct strv *files)
-{
-    json_t *list = json_array();
-
-    for (size_t i = 0; i < files->n; i++)
-        json_array_append_new(list, json_string(files->v[i]));
-    return list;
-}
 
 /* The command line was another QEMU's: what it has as disks is what the child has */
 static int check_images_there(struct move *m, struct ff_error *why)
@@ -238,15 +311,14 @@ static int bring_parent_back(struct promote *p, struct ff_error *why)
     return rc || runs ? rc : ff_error_set(why, ETIMEDOUT, "it does not run");
 }
 
-static void lead_to_guest(struct move *m)
+/* The process beside the new QEMU has made it so */
+static void check_socket_leads(struct move *m)
 {
     const char *qmp = move_child(m)->qmp, *name = m->promote->parent_qmp;
-    FF_AUTO_FREE char *made = xprintf("%s.%d", name, (int)getpid());
+    char to[PATH_MAX] = "";
 
-    if (symlink(qmp, made) || rename(made, name)) {
-        session_note(&m->s, "the guest's QMP socket is %s; %s could not be made to lead there: %s", qmp, name, strerror(errno));
-        unlink(made);
-    }
+    if (m->promote->is_here && (readlink(name, to, sizeof(to) - 1) < 0 || strcmp(to, qmp)))
+        session_note(&m->s, "the guest's QMP socket is %s; %s does not lead there", qmp, name);
 }
 
 static void say_given_up(struct move *m)
@@ -266,19 +338,22 @@ void promote_over(struct move *m)
     struct ff_error why;
 
     if (m->outcome == MOVE_THERE || m->outcome == MOVE_FOLLOWS) {
-        lead_to_guest(m);
+        check_socket_leads(m);
         promote_ports(m);
         say_given_up(m);
         return;
     }
     if (m->outcome != MOVE_HERE && m->outcome != MOVE_UNTOUCHED) {
         session_note(&m->s, "the parent's QEMU (pid %d): %s", (int)p->parent_pid,
-                     process_look(p->parent_pid, p->parent_start) == PROCESS_ALIVE
-                         ? "it is there yet: give it cont only once you know that the child never ran in its place" : "it has ended");
+                     !p->is_here || process_look(p->parent_pid, p->parent_start) == PROCESS_ALIVE
+                         ? "if it is there, give it cont only once you know that the child never ran in its place" : "it has ended");
         return;
     }
     give_disks_back(m);
-    if (p->parent_pid && p->parent_ran && bring_parent_back(p, &why))
+    if (p->parent_pid && p->parent_ran && !p->is_here && m->sent)
+        session_note(&m->s, "the parent goes on at %s; if it is paused there, the process beside the new QEMU was killed: give it cont",
+                     p->host);
+    else if (p->parent_pid && p->parent_ran && p->is_here && bring_parent_back(p, &why))
         session_note(&m->s, "the parent, %s: %s: give it cont", p->parent_qmp, why.text);
 }
 
@@ -290,8 +365,9 @@ void promote_print_json(const struct move *m, int code)
     json_object_set_new(o, "child", json_string(p->child));
     json_object_set_new(o, "replaced", json_string(p->parent_qmp));
     json_object_set_new(o, "replaced_pid", json_integer(p->parent_pid));
-    json_object_set_new(o, "replaced_ended",
-                        json_boolean(p->parent_pid && process_look(p->parent_pid, p->parent_start) == PROCESS_GONE));
+    json_object_set_new(o, "replaced_ended", !p->is_here || !p->parent_pid ? json_null()
+                        : json_boolean(process_look(p->parent_pid, p->parent_start) == PROCESS_GONE));
+    json_object_set_new(o, "image_was_there", json_boolean(p->view > 0));
     json_object_set_new(o, "came_bytes", json_integer((json_int_t)p->came_bytes));
     json_object_set_new(o, "given_up", json_of(&p->given_up));
     json_object_set_new(o, "overlays", json_of(&p->overlays));

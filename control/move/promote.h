@@ -25,8 +25,10 @@
  *              3. An overlay of the child's is in no agent's record from `migrate` on, or is there again when the child stays.
  *              4. No file of the parent's is written or removed.
  * Failure      before GO: child and parent go on as before. After it: as of a move; the parent has ended.
- * Limits       a child on the parent's host. What else two QEMUs of one host cannot have at once (a socket that a NIC binds, a
- *              port for VNC) makes the new QEMU refuse to start: nothing has happened then.
+ *              its memory, again  is read where it is only where an agent of the same fork is on the parent's host; else all of
+ *                                it travels. Agents name images by what they hold (ff_agent_image_name())
+ * Limits       it runs on the child's host; disks have to be seen on both. What else two QEMUs of one host cannot have at once (a
+ *              socket that a NIC binds, a port for VNC) makes the new QEMU refuse to start: nothing has happened then.
  */
 #ifndef FF_CONTROL_MOVE_PROMOTE_H
 #define FF_CONTROL_MOVE_PROMOTE_H
@@ -45,7 +47,10 @@ struct promote {
     char *child;          /* FORK.NUMBER */
     char *child_qmp, *parent_qmp;
     pid_t child_pid;
-    char *image;          /* for both sides: of which fork, and whose child */
+    char *image;          /* its name, for both sides */
+    const char *host;     /* the parent's, HOST[=ADDRESS]; borrowed */
+    bool is_here;
+    pid_t view;           /* a process there with private views of that image; 0: none */
     pid_t parent_pid;
     uint64_t parent_start;
     bool parent_ran;      /* before */
@@ -59,12 +64,18 @@ struct promote {
 /**
  * promote_find() - the child that is meant, of the forks on this host
  * @child: FORK.NUMBER, or the QMP socket of its QEMU
- * @parent: the parent's QMP socket; NULL: that of the fork
+ * @parent: the parent's QMP socket, on its host; NULL: that of the fork
  *
  * Return: 0; -ENOENT, -ESRCH, -ENOTUNIQ
  */
 int promote_find(struct promote *p, const char *base, const char *child, const char *parent, struct ff_error *why);
 void promote_free(struct promote *p);
+
+/**
+ * promote_look() - what is to be known of a parent on this host, as JSON for promote_take_place()
+ * @image: name of the image whose views are looked for; "": none
+ */
+int promote_look(const char *parent, const char *base, const char *image, unsigned timeout_s, json_t **out, struct ff_error *why);
 
 /* m->s is the child, found: from here on its command line is the parent's */
 int promote_take_place(struct move *m, struct ff_error *why);
@@ -74,7 +85,7 @@ void promote_ports(struct move *m);
 /* Before `migrate`: its overlays are the guest's for good. promote_over() takes that back where it stays a child */
 int promote_keep_disks(struct move *m, struct ff_error *why);
 void promote_take_numbers(struct move *m, const json_t *info); /* query-migrate of the destination */
-/* It is decided, and the agent is let go: the parent's socket, or the parent, which goes on */
+/* It is decided, and the agent is let go: notes; or the parent, which goes on */
 void promote_over(struct move *m);
 
 void promote_print_text(const struct move *m, int code);

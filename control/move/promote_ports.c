@@ -66,7 +66,9 @@ void promote_ports(struct move *m)
         if (qemu_option_is(argv->v[i - 1], "netdev") || qemu_option_is(argv->v[i - 1], "nic") ||
             qemu_option_is(argv->v[i - 1], "net"))
             add_rules(&rules, argv->v[i]);
-    if (rules.n && add_ports(m, &rules, &why))
+    if (rules.n && !m->promote->is_here)
+        session_note(&m->s, "forward the guest's ports at %s: %s, by its monitor, and %zu more", m->promote->host, rules.v[0], rules.n - 1);
+    else if (rules.n && add_ports(m, &rules, &why))
         session_note(&m->s, "the guest's forwarded ports: %s: add them by the monitor command hostfwd_add", why.text);
     strv_free(&rules);
 }

@@ -29,12 +29,13 @@ STOPPED = 'attach.replaced=delay:4000000'      # the parent stands still, and GO
 class Promote(Move):
     """farfork promote, started."""
 
-    def __init__(self, t, child, *args, faults=None):
+    def __init__(self, t, child, *args, faults=None, base=None, environ=None):
         # pylint: disable=super-init-not-called
         self.base, self.name, self.command = os.path.join(t.work, 'run'), 'p', 'promote'
-        env = {**os.environ, **ENVIRON, **({'FARFORK_FAILPOINTS': faults} if faults else {})}
-        self.proc = subprocess.Popen([common.FARFORK, 'promote', '--json', '--rundir', self.base, '--id', self.name, '--timeout', '40',
-                                      *args, child], stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+        self.base = base or self.base
+        env = {**os.environ, **ENVIRON, **(environ or {}), **({'FARFORK_FAILPOINTS': faults} if faults else {})}
+        self.proc = subprocess.Popen([common.FARFORK, 'promote', '--json', *(('--rundir', self.base) if not environ else ()), '--id',
+                                      self.name, '--timeout', '40', *args, *([child] if isinstance(child, str) else child)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
                                      env=env, text=True)
         self.result, self.err = {}, ''
 
@@ -200,12 +201,41 @@ def command_killed(t):
     say(f'      {seen}')
 
 
+def from_elsewhere(t, has_image):
+    """A child of another host: the image is at home where another child of the fork is, else all of it travels."""
+    def base(host):
+        return os.path.join(t.work, f'run-{host}')
+    launcher = ('--launcher', f'env FF_HOST={{host}} FARFORK_RUNDIR={t.work}/run-{{host}} {{cmd}}')
+    with ForkParent(t, t.best_accel(), memory='memfd', mem_mib=MIB, load='report_ms=400 sweep=1 mode=readonly') as parent:
+        parent.start_load()
+        before = snapshot(parent)
+        with Clone(t, parent, 2, *launcher, hosts=['h1=127.0.0.1:1', 'h2=127.0.0.1:1'] if has_image else ['h2=127.0.0.1'],
+                   everywhere=False) as c:
+            check_result(c, 0, {'complete': 2})
+            kids = [Child(row, parent) for row in c.children]
+            with Promote(t, [kids[1].qmp_path, 'h1=127.0.0.1'], *launcher, base=base('h1'), environ={'FARFORK_RUNDIR': base('h2')}) as p:
+                r = p.end(0, 'there')
+                say(f'      {r["came_bytes"] >> 10} KiB of {r["bytes"]["total"] >> 10} came')
+                if r['image_was_there'] != has_image or (r['came_bytes'] > MIB << 18) == has_image:
+                    raise Failed(f'{r}')
+                parent.proc.wait(20)
+                wait_for('end of the child', 10, lambda: not alive(kids[1].pid))
+                if os.path.realpath(parent.second) != r['qmp'] or not is_running(parent.second):
+                    raise Failed(f'{parent.second} leads to {os.path.realpath(parent.second)}: {r}')
+                with There(t, 'guest', r['rundir'], r['pid']) as guest:
+                    common.check_ledger(guest, sweeps=1)
+                kids[0].check(before)
+                kill(p.base, 'p')
+            for host in ('h1', 'h2'):
+                kill(base(host), 'f')
+
+
 def refused(t):
     """A port that two QEMUs cannot have: the new one does not start."""
     with socket.socket() as s:
         s.bind(('127.0.0.1', 0))
         port = s.getsockname()[1]
-    with family(t, 1, extra=('-netdev', f'user,id=n0,hostfwd=tcp:127.0.0.1:{port}-:1', '-device', 'virtio-net-pci,netdev=n0')) \
+    with family(t, 1, extra=('-netdev', f'socket,id=n0,listen=127.0.0.1:{port}', '-device', 'virtio-net-pci,netdev=n0')) \
             as (parent, c, (child,), _):
         with Promote(t, 'f.1') as p:
             p.end(1, 'here')
@@ -224,6 +254,9 @@ def run(t):
         disks(t, '-drive file={},format=qcow2,if=none,id=d0')
     with t.case('a disk, by -blockdev'):
         disks(t, '-blockdev driver=file,filename={},node-name=f0 -blockdev driver=qcow2,file=f0,node-name=d0')
+    for has_image, words in ((True, 'is'), (False, 'is not')):
+        with t.case(f'from another host, the image {words} at home'):
+            from_elsewhere(t, has_image)
     with t.case('the child cannot be saved'):
         stays(t, 'attach.state=fail', 'injected')
     with t.case('the parent cannot be held'):
