@@ -78,10 +78,11 @@ void ff_claim_poisoned(struct ff_claims *c, uint64_t page)
     end_claim(c, page, FF_CLAIM_POISONED);
 }
 
-void ff_claim_hole(struct ff_claims *c, uint64_t page)
+void ff_claim_hole(struct ff_claims *c, uint64_t page, uint64_t n)
 {
-    end_claim(c, page, FF_CLAIM_HOLE);
-    atomic_fetch_add_explicit(&c->here, 1, memory_order_relaxed);
+    for (uint64_t i = 0; i < n; i++)
+        end_claim(c, page + i, FF_CLAIM_HOLE);
+    atomic_fetch_add_explicit(&c->here, (int64_t)n, memory_order_relaxed);
 }
 
 void ff_claims_present(struct ff_claims *c)

@@ -70,7 +70,7 @@ void ff_claim_leave(struct ff_claims *c, uint64_t page);
 
 /* Instead of ff_claim_done(): nothing was installed. Who waits for the page by then is to be woken,
  * to touch it again */
-void ff_claim_hole(struct ff_claims *c, uint64_t page);
+void ff_claim_hole(struct ff_claims *c, uint64_t page, uint64_t n);
 
 /* True: @page was a HOLE, and is the caller's to install */
 bool ff_claim_touch(struct ff_claims *c, uint64_t page);

@@ -133,7 +133,7 @@ static void leave_hole(struct ff_pager *p, const struct ff_want *w)
 {
     struct ff_pager_region *r = &p->region[w->region];
 
-    ff_claim_hole(&r->claims, w->page);
+    ff_claim_hole(&r->claims, w->page, 1);
     ff_pager_count_hole(p, r, true);
 }
 

@@ -168,8 +168,7 @@ void ff_pager_leave_holes(struct ff_pager *p, struct ff_pager_region *r, uint64_
 {
     uint64_t len = n * r->range.psize;
 
-    for (uint64_t i = 0; i < n; i++)
-        ff_claim_hole(&r->claims, page + i);
+    ff_claim_hole(&r->claims, page, n);
     /* whoever waits by now was told that an install would wake it */
     ff_uffd_wake(&p->uffd, &r->range, page * r->range.psize, len, NULL);
     atomic_fetch_add(&p->count.bytes_zero, len);

@@ -126,7 +126,7 @@ bool ff_pager_fill_kept(struct ff_pager *p, struct ff_pager_region *r, uint64_t 
                                        &len, &why)
                      : 0;
     if (is_hole && rc)
-        ff_claim_hole(&r->claims, page); /* nothing is there still */
+        ff_claim_hole(&r->claims, page, 1); /* nothing is there still */
     else if (is_hole)
         ff_claim_done(&r->claims, page);
     pthread_mutex_unlock(&p->keep_lock);

@@ -45,7 +45,7 @@ static void test_hole(void **state)
     assert_false(ff_claim_touch(&c, 0)); /* MISSING is for ff_claim_take() */
     assert_true(ff_claim_take(&c, 0));
     assert_false(ff_claim_touch(&c, 0));
-    ff_claim_hole(&c, 0);
+    ff_claim_hole(&c, 0, 1);
     assert_int_equal(ff_claim_get(&c, 0), FF_CLAIM_HOLE);
     assert_int_equal(ff_claims_here(&c), 1); /* it reads as zeros, and is waited for by nobody */
     assert_false(ff_claim_take(&c, 0));
@@ -105,7 +105,7 @@ static void test_forget(void **state)
     assert_int_equal(ff_claim_get(&c, 2), FF_CLAIM_MISSING);
     assert_false(ff_claim_forget(&c, 2));
     assert_int_equal(ff_claims_here(&c), 1);
-    ff_claim_hole(&c, 1);
+    ff_claim_hole(&c, 1, 1);
     assert_int_equal(ff_claims_here(&c), 2);
     assert_true(ff_claim_forget(&c, 1)); /* a hole as well */
     assert_int_equal(ff_claims_here(&c), 1);

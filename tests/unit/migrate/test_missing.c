@@ -49,7 +49,7 @@ static void test_text(void **state)
     for (uint64_t page = 0; page < 10; page += 3)
         assert_true(ff_claim_take(&p.region[0].claims, page));
     ff_claim_done(&p.region[0].claims, 0);
-    ff_claim_hole(&p.region[0].claims, 3);
+    ff_claim_hole(&p.region[0].claims, 3, 1);
     ff_claim_poisoned(&p.region[0].claims, 6);
     must_say("7 pages (28 KiB): pc.ram 0x1000-0x2fff, pc.ram 0x4000-0x5fff, pc.ram 0x7000-0x9fff");
     regions_are(2, 100, true);

@@ -221,7 +221,7 @@ static void test_hole_counts(void **state)
     p.bytes_total = PAGES * 4096ull;
     p.region[0].watched = true;
     ff_claim_take(c, PAGES - 1);
-    ff_claim_hole(c, PAGES - 1);
+    ff_claim_hole(c, PAGES - 1, 1);
     p.count.bytes_present = p.count.bytes_zero = p.bytes_total - 4096; /* another page is to come */
     p.image_frozen = true;
     meanwhile = LAST_PAGE_COMES;
@@ -263,7 +263,7 @@ static void test_hole_is_lost(void **state)
     p.bytes_total = PAGES * 4096ull;
     p.region[0].watched = true;
     ff_claim_take(c, PAGES - 1);
-    ff_claim_hole(c, PAGES - 1);
+    ff_claim_hole(c, PAGES - 1, 1);
     p.count.bytes_present = p.count.bytes_zero = p.bytes_total;
     meanwhile = IT_IS_DISCARDED;
     assert_false(ff_wants_fill_hole(&p, &p.region[0], PAGES - 1));
