@@ -201,6 +201,41 @@ def command_killed(t):
     say(f'      {seen}')
 
 
+def written_kib(pid):
+    """What a child has written: pages of its views of the image that are none of the image's files."""
+    total, is_view = 0, False
+    with contextlib.suppress(OSError), open(f'/proc/{pid}/smaps', encoding='ascii', errors='replace') as f:
+        for line in f:
+            if '-' in line.split()[0]:
+                is_view = '/memfd:' in line and ' rw-p ' in line
+            elif line.startswith('Anonymous:') and is_view:
+                total += int(line.split()[1])
+    return total
+
+
+def travels(t, mib, percent):
+    """Of a guest that writes a part of its memory no more than that travels."""
+    with ForkParent(t, t.best_accel(), memory='memfd', mem_mib=mib, load=f'report_ms=400 wss={percent}') as parent:
+        parent.start_load()
+        with Clone(t, parent, 1) as c:
+            check_result(c, 0, {'complete': 1})
+            child = Child(c.children[0], parent)
+            wait_for('a child that has written that', 60, lambda: written_kib(child.pid) > mib * percent * 8)
+            with Promote(t, 'f.1') as p:
+                wrote = 0
+                while p.proc.poll() is None:
+                    wrote = written_kib(child.pid) or wrote
+                    time.sleep(0.02)
+                r = check_promoted(t, p, parent, child, sweep=False)
+                say(f'      {mib} MiB, {wrote} KiB written, {r["came_bytes"] >> 10} KiB came: {r["phases_ms"]}')
+                if r['came_bytes'] > wrote * 1024 * 1.1:
+                    raise Failed(f'{r["came_bytes"]} bytes came, {wrote} KiB were written')
+                with There(t, 'guest', r['rundir'], r['pid']) as guest:
+                    common.check_ledger(guest)
+                kill(p.base, 'p')
+            kill(c.base, 'f')
+
+
 def from_elsewhere(t, has_image):
     """A child of another host: the image is at home where another child of the fork is, else all of it travels."""
     def base(host):
@@ -254,9 +289,12 @@ def run(t):
         disks(t, '-drive file={},format=qcow2,if=none,id=d0')
     with t.case('a disk, by -blockdev'):
         disks(t, '-blockdev driver=file,filename={},node-name=f0 -blockdev driver=qcow2,file=f0,node-name=d0')
-    for has_image, words in ((True, 'is'), (False, 'is not')):
-        with t.case(f'from another host, the image {words} at home'):
-            from_elsewhere(t, has_image)
+    with t.case('what travels'):
+        travels(t, 1024 if common.FULL else 256, 1 if common.FULL else 4)
+    with t.case('from another host, the image is at home'):
+        from_elsewhere(t, True)
+    with t.case('from another host, the image is not at home'):
+        from_elsewhere(t, False)
     with t.case('the child cannot be saved'):
         stays(t, 'attach.state=fail', 'injected')
     with t.case('the parent cannot be held'):
