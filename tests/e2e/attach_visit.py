@@ -13,11 +13,10 @@ import common
 from attach_after_go import Side
 from attaching import Parent, check_left_here, chosen, folder_there, side_here, side_there, state_of
 from common import Failed, say, status, wait_for
-from farfork_visit import Visit, reports, say_visit, until
 from farfork_move import There, listed, pid_there
 from forked import alive, ask, kill
-from returns import Ledger
 from stocks import Stock
+from visits import Ledger, Visit, reports, say_visit, until
 
 MIB = 32
 SOME = 'sweep=1 wss=10 report_ms=100'     # a tenth of its pages, and some others

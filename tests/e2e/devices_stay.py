@@ -22,11 +22,11 @@ SPEC = 'virtio-rng-pci,id=hw1,bus=rp1'
 PORTS = [o for n in (1, 2) for o in ('-device', f'pcie-root-port,id=rp{n},chassis={n},slot={n}')]
 
 
-def linux(t, accel, name, *extra):
+def linux(t, accel, name, *extra, kind=Linux):
     """With two ports to plug something in."""
     work = os.path.join(t.work, name)
     os.mkdir(work)
-    g = Linux(work, name, [
+    g = kind(work, name, [
         '-nodefaults', '-display', 'none', '-no-reboot', '-machine', 'q35', '-accel', accel, '-cpu', cpu_model(accel),
         '-m', '192', '-kernel', common.VMLINUX, '-initrd', common.INITRD,
         '-append', 'console=ttyS0 quiet rdinit=/init panic=-1 farfork.load=off', '-serial', 'chardev:console', *PORTS,

@@ -30,13 +30,13 @@ class Move:
     environ = {}
 
     def __init__(self, t, parent, *args, host=HOST, launcher=ELSEWHERE, faults=None, name='m',
-                 prefix=(), via='transport', **popen):
+                 prefix=(), via='transport', environ=None, **popen):
         self.base, self.name, self.via = os.path.join(t.work, 'run'), name, via
         path = parent if isinstance(parent, str) else parent.second
         self.argv = common.place.argv(
             [*prefix, common.FARFORK, self.command, '--json', '--rundir', self.base, '--id', name,
              '--timeout', '40', *(('--via', via) if via and self.command == 'move' else ()), *launcher, *args, path, *([host] if isinstance(host, str) else host)], False)
-        env = {**os.environ, **self.environ, **({'FARFORK_FAILPOINTS': faults} if faults else {})}
+        env = {**os.environ, **self.environ, **(environ or {}), **({'FARFORK_FAILPOINTS': faults} if faults else {})}
         self.proc = subprocess.Popen(self.argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                      env=env, text=True, **{'stdin': subprocess.DEVNULL, **popen})
         self.result, self.err = {}, ''

@@ -18,7 +18,7 @@ from common import Failed, Skip
 from farfork_move import folder_of
 from forked import Clone, Parent, check_nothing_left, check_result, kill
 from lineplace import OVMF, VARIABLES, Console, make_variables
-from farfork_visit import Visit, until
+from visits import Visit, until
 
 GUID = '3c1f0e52-6f0e-4d3c-9a52-0f1e2d3c4b5a'
 MIB = 256

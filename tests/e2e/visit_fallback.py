@@ -16,15 +16,19 @@ import abreast
 import common
 from common import Failed, GuestError, check_ledger, refuses, status, wait_for
 from farfork_move import check_here, lose_agent, pid_there
-from farfork_visit import Visit, all_is_home, reports, say_visit, until
 from forked import Parent, check_nothing_left, kill
 from move_fallback import KINDS, LEASE_S, SECOND, TAKE_BACK, Disk, back, commit_by_hand, take_back_by_hand
 from resume import pause
-from returns import Ledger
 from shut_down import ENDS, POWER_OFF
 from take_back import AT_ONCE, MIB, Fence, io, is_nowhere_yet
+from visits import Ledger, Visit, reports, say_visit, until
 
 RETURN = 'x-rdma-postcopy-return'
+
+
+def all_is_home(a):
+    """The way out says postcopy-paused meanwhile: it has no link any more."""
+    wait_for('all is home', 60, lambda: common.migration(a)['status'] == 'completed')
 
 
 def nodes(guest):

@@ -100,6 +100,10 @@ class Visit(Move):
         return wait_for('its folder', 10, lambda: [f for f in glob.glob(f'{self.base}/{self.name}/*') if
                                                    os.path.basename(f) != 'source'])[0]
 
+    def sides(self):
+        """The processes beside QEMUs, here and there."""
+        return [pid for pid, _ in processes_of(self.base) if 'attach\0--' in attaching.cmdline(pid)]
+
     def folder_home(self):
         """Of the QEMU made anew here, in which it is home."""
         return sorted(glob.glob(f'{self.base}/{self.name[:16]}-home-*/localhost'), key=os.path.getmtime)[-1]
