@@ -132,6 +132,17 @@ int ff_dest_keep(struct ff_dest *d, struct ff_source *went, struct ff_error *err
  */
 void ff_dest_has_gone(struct ff_dest *d);
 
+/**
+ * ff_source_give_up() - the guest that went with fallback=go is never taken back from here on
+ *
+ * ff_source_take_back() fails with -EBUSY. The other side hears it with its next lease, and needs none from then on:
+ * ff_dest_is_released().
+ *
+ * Threads: any
+ * Return:  0; -EBUSY: it is being taken back
+ */
+int ff_source_give_up(struct ff_source *s, struct ff_error *err);
+
 /*
  * Any thread, of a guest that visits: its source has fallback=go, at first; and has said that it never takes the guest
  * back, so that what it writes here may become its own for good

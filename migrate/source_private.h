@@ -122,7 +122,6 @@ int ff_source_may_hold(struct ff_source *s, struct ff_error *err); /* 0, or why 
 
 /* The link is broken, and none comes before ff_source_let_go(): memory may change from here on */
 int ff_source_hold(struct ff_source *s, struct ff_error *err); /* -EBUSY: it is being taken back */
-int ff_source_give_up(struct ff_source *s, struct ff_error *err); /* never to be taken back from here on; likewise */
 bool ff_source_has_given_up(struct ff_source *s);
 
 /* -EINVAL: it has given up */

@@ -216,6 +216,7 @@ void attach_close(struct attach *a)
     free(a->main);
     free(a->all);
     free(a->stream.data);
+    json_decref(a->overlays);
     qmp_free(a->q);
     attach_domain_free(a);
     ff_address_free(a->address);

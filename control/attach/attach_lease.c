@@ -87,7 +87,7 @@ void attach_lease_offer(struct attach *a)
         ff_dest_refuse_lease(a->dest, "it does not resume, with reconnect=0");
 }
 
-/* A disk whose writes could not be dropped: refused */
+/* Each disk that the guest writes to is an overlay; their files are kept in mind. -ENOTSUP: its writes could not be dropped */
 static int lease_check_disks(struct attach *a, struct ff_error *err)
 {
     FF_AUTO_JSON json_t *list = NULL;
@@ -97,15 +97,50 @@ static int lease_check_disks(struct attach *a, struct ff_error *err)
 
     if (rc)
         return rc;
+    a->overlays = json_array();
     json_array_foreach(list, i, disk) {
-        const json_t *in = json_object_get(disk, "inserted");
+        const json_t *in = json_object_get(disk, "inserted"), *image = json_object_get(in, "image");
 
-        if (in && json_object_get(disk, "qdev") && !json_is_true(json_object_get(in, "ro")) &&
-            !json_object_get(json_object_get(in, "image"), "backing-image"))
+        if (!in || !json_object_get(disk, "qdev") || json_is_true(json_object_get(in, "ro")))
+            continue;
+        if (!json_object_get(image, "backing-image"))
             return ff_error_set(err, ENOTSUP, "fallback=go: its disk %s is no overlay (want the source's disk as backing "
                                 "file, in a new overlay)", text_of(disk, "device"));
+        json_array_append(a->overlays, json_object_get(image, "filename"));
     }
     return 0;
+}
+
+static bool is_overlay(const struct attach *a, const json_t *file)
+{
+    json_t *one;
+    size_t i;
+
+    json_array_foreach(a->overlays, i, one)
+        if (json_equal(one, file))
+            return true;
+    return false;
+}
+
+int attach_lease_may_leave(struct attach *a, struct ff_error *err)
+{
+    FF_AUTO_JSON json_t *list = NULL;
+    json_t *disk;
+    size_t i;
+
+    if (!a->dest || !ff_dest_has_fallback(a->dest))
+        return 0;
+    if (!ff_dest_is_released(a->dest))
+        return ff_error_set(err, EBUSY, "its source has not said yet that it never takes the guest back");
+    int rc = attach_try_qmp(a, "query-block", NULL, &list, err);
+    json_array_foreach(list, i, disk) {
+        const json_t *file = json_object_get(json_object_get(json_object_get(disk, "inserted"), "image"), "filename");
+
+        if (file && is_overlay(a, file))
+            return ff_error_set(err, EBUSY, "its disk %s is in an overlay: commit %s first", text_of(disk, "device"),
+                                json_string_value(file));
+    }
+    return rc;
 }
 
 int attach_lease_bind(struct attach *a, struct ff_error *err)

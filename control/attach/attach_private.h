@@ -89,6 +89,7 @@ struct attach {
     pthread_t signal_thread, input_thread, cont_thread, finish_thread, events_thread;
     bool has_signals, has_input, has_finish, has_cont, has_events;
     _Atomic bool events_over;
+    json_t *overlays; /* destination, with fallback=go: files of its disks before READY; NULL: none */
     int is_down; /* destination, under @qmp_lock: what is written down of its guest's shutdown; -1: that failed */
     /* under @lock */
     pthread_mutex_t lock;
@@ -105,6 +106,7 @@ struct attach {
     json_int_t listens_at;   /* a port; 0: not yet */
     bool no_lease;           /* destination, with fallback=go: nothing may run */
     char sent_to[300];       /* source: the address without its options */
+    bool gave_up;            /* source: fallback=go, and the guest is never taken back from here on: it is on its way home */
     bool was_taken_back;     /* source: the guest was, and the destination is to hear so */
     bool takes_back;         /* source: somebody has said that the destination is lost */
     const char *take_back;   /* what has become of that, as query-migrate has it; NULL: nothing was said since the link broke */
@@ -213,6 +215,7 @@ bool attach_has_returned(struct attach *a);
 /* Commands, under lock */
 int attach_visit_command(struct attach *a, json_t **result, struct ff_error *why);
 int attach_let_go_command(struct attach *a, struct ff_error *why);
+int attach_give_up_command(struct attach *a, struct ff_error *why);
 int attach_returned_command(struct attach *a, const json_t *arguments, struct ff_error *why);
 
 /* --- attach_replace.c: the destination; nothing without --replaces --- */
@@ -227,6 +230,8 @@ void attach_replaced_back(struct attach *a); /* GO will never come: it goes on *
 
 void attach_lease_offer(struct attach *a); /* before anybody comes */
 int attach_lease_bind(struct attach *a, struct ff_error *err); /* before READY; -ENOTSUP: a disk is no overlay */
+/* No disk is in an overlay of then any more, and the source never takes the guest back: it may go home. -EBUSY */
+int attach_lease_may_leave(struct attach *a, struct ff_error *err);
 void attach_lease_end(struct attach *a); /* the source has let go for good */
 
 /* --- attach_shut_down.c: the destination, from GO on --- */

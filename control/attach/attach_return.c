@@ -56,9 +56,20 @@ struct attach_earlier {
 
 /* --- who moved it before answers --- */
 
+int attach_give_up_command(struct attach *a, struct ff_error *why)
+{
+    int rc = a->is_source && a->source && a->stage == ATTACH_RUNS ? ff_source_give_up(a->source, why)
+                                                                  : ff_error_set(why, EINVAL, "its guest visits nobody");
+    a->gave_up |= !rc;
+    return rc;
+}
+
 int attach_visit_command(struct attach *a, json_t **result, struct ff_error *why)
 {
     char session[FF_SESSION_TEXT] = "";
+
+    if (a->is_source && ff_address_fallback(a->address) && !a->gave_up) /* it could run here, and where it is home */
+        return ff_error_set(why, EBUSY, "its guest may be taken back: give x-farfork-give-up first");
     json_t *blocks = json_array();
 
     if (a->stage != ATTACH_RUNS || (a->dest && !ff_address_visit(a->address))) {

@@ -74,11 +74,11 @@ static int take_back(struct attach *a, struct ff_error *err)
     return rc ? rc : -EKEYREVOKED;
 }
 
-/* Somebody may say so yet, whenever that is: until then the guest is held here */
+/* Somebody may say so yet, whenever that is: until then the guest is held here, or is home again */
 static void await_word(struct attach *a)
 {
     pthread_mutex_lock(&a->lock);
-    while (!*a->not_started && !a->takes_back)
+    while (!*a->not_started && !a->takes_back && !a->returned)
         pthread_cond_wait(&a->changed, &a->lock);
     pthread_mutex_unlock(&a->lock);
 }
@@ -91,6 +91,8 @@ static int find_link(struct attach *a, struct ff_error *err)
     for (;;) {
         enum lost is = said_of_dest(a);
 
+        if (attach_has_returned(a))
+            return ff_error_set(err, ECANCELED, "its guest has returned");
         if (is == NEVER_RAN)
             return ff_error_set(err, EINTR, "told that the destination never ran the guest");
         int rc = is == TAKE_BACK ? take_back(a, err)

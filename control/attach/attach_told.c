@@ -160,6 +160,9 @@ static int check_lost(const struct attach *a, const json_t *arguments, struct ff
 /* Under lock. With fallback=go */
 static int lost_command(struct attach *a, const json_t *arguments, struct ff_error *why)
 {
+    if (!a->is_source && json_is_true(json_object_get(arguments, "heard")))
+        return a->dest && ff_dest_is_released(a->dest) ? 0 : ff_error_set(why, EINVAL, "the source has not said yet that it never "
+                                                                                       "takes the guest back");
     int rc = check_lost(a, arguments, why);
 
     if (rc)
@@ -216,6 +219,8 @@ static int own_command(struct attach *a, const char *execute, const json_t *argu
         return working_set_command(a, arguments, result, why);
     if (!strcmp(execute, "x-farfork-visit"))
         return attach_visit_command(a, result, why);
+    if (a->is_source && !strcmp(execute, "x-farfork-give-up"))
+        return attach_give_up_command(a, why);
     if (a->is_source && !strcmp(execute, "x-farfork-let-go"))
         return attach_let_go_command(a, why);
     if (!strcmp(execute, "x-farfork-returned"))
@@ -243,6 +248,11 @@ static int on_monitor_command(void *opaque, const char *execute, const json_t *a
     if (!strcmp(execute, "migrate_cancel")) {
         ff_error_set(why, EINTR, "canceled");
         return attach_interrupt(a, why);
+    }
+    if (!a->is_source && !strcmp(execute, "x-farfork-visit")) {
+        int left = attach_lease_may_leave(a, why);
+        if (left)
+            return left;
     }
     pthread_mutex_lock(&a->lock);
     int rc = own_command(a, execute, arguments, key, result, why);

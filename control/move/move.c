@@ -204,6 +204,7 @@ int move_run(const struct session_options *given, const struct move_fallback *ba
     move_devices_free(&m);
     free(m.starter);
     strv_free(&m.argv);
+    strv_free(&m.argv_home);
     json_decref(m.images);
     json_decref(m.files);
     json_decref(m.machine);

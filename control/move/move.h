@@ -69,6 +69,7 @@ struct move {
     pid_t side_pid;   /* of the process beside the QEMU here; 0: none, or it has been reaped */
     char *side_dir, *side_qmp;
     struct strv argv;     /* the parent's, with the images that its disks have now */
+    struct strv argv_home; /* of a visit with --fallback go: the same without overlays; else none */
     json_t *images;        /* that its disks had then */
     json_t *files;         /* names of all files that its images are in, but for firmware */
     json_t *machine;       /* move_same.c: what its QEMU here said of it */

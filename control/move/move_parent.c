@@ -202,9 +202,8 @@ static int find_disks(struct move *m, struct ff_error *why)
         rc = disks_check_held(m->s.parent_pid, cwd_of(m), block, nodes, why);
     if (!rc)
         rc = check_shared(m, block, why);
-    const struct disks_input in = {.fork_id = m->s.o.id, .argv = words, .block = block,
-                                   .cwd = cwd_of(m),
-                                   .nodes = nodes, .move = !m->back.go, .foreign = m->promote};
+    struct disks_input in = {.fork_id = m->s.o.id, .argv = words, .block = block,
+                             .cwd = cwd_of(m), .nodes = nodes, .move = !m->back.go, .foreign = m->promote};
     if (rc)
         return rc;
     if (m->back.go)
@@ -213,9 +212,14 @@ static int find_disks(struct move *m, struct ff_error *why)
         rc = disks_plan(&in, &plan, why);
     if (rc)
         return rc;
+    in.move = true;
+    if (m->back.go && m->visit) /* it comes home into a QEMU without overlays */
+        rc = disks_plan(&in, &plan, why);
+    if (rc)
+        return rc;
     if (plan) {
         FF_AUTO_JSON json_t *argv = disks_move_argv(plan);
-        strv_add_json(&m->argv, argv);
+        strv_add_json(m->back.go ? &m->argv_home : &m->argv, argv);
     }
     disks_free(plan);
     m->images = move_images(m, block, NULL);

@@ -41,12 +41,8 @@
 
 int visit_attach_check(const struct move *m, struct ff_error *why)
 {
-    const char *no = m->back.go ? "--fallback go" : NULL;
-    int rc = ff_failpoints_start(why);
-
-    if (rc)
-        return rc;
-    return no ? ff_error_set(why, ENOTSUP, "%s: %s: a QEMU with Farfork's patches has that alone", m->s.o.parent_path, no) : 0;
+    (void)m;
+    return ff_failpoints_start(why);
 }
 
 /* --- a move to this host --- */
@@ -96,8 +92,9 @@ static int new_home(struct move *m, struct ff_error *why)
     h->s.anywhere = m->s.anywhere;
     for (size_t i = 0; i < m->s.parent_argv.n; i++)
         strv_add(&h->s.parent_argv, "%s", m->s.parent_argv.v[i]);
-    for (size_t i = 0; i < m->argv.n; i++)
-        strv_add(&h->argv, "%s", m->argv.v[i]);
+    const struct strv *argv = m->argv_home.n ? &m->argv_home : &m->argv;
+    for (size_t i = 0; i < argv->n; i++)
+        strv_add(&h->argv, "%s", argv->v[i]);
     h->images = json_incref(m->images);
     h->files = json_incref(m->files);
     h->machine = json_incref(m->machine);
@@ -432,10 +429,31 @@ static int follow_home(struct move *m, struct ff_error *why)
     return rc;
 }
 
+/* Before anything here closes what the guest would need if it were taken back. An answer that does not come is none: this
+ * is asked again, and the QEMU here takes it back no more, perhaps */
+static int give_up_fallback(struct move *m, struct ff_error *why)
+{
+    /* nobody gives up a guest whose QEMU does not answer */
+    int rc = move_ask(m, "query-status", NULL, NULL, why);
+
+    if (!rc)
+        rc = qmp_command(m->s.qmp, "x-farfork-give-up", NULL, NULL, why);
+    if (!rc) {
+        m->visit->gave_up = true;
+        m->back.go = false;
+    }
+    return rc;
+}
+
 int visit_attach_home(struct move *m, struct ff_error *why)
 {
-    int rc = new_home(m, why);
+    int rc = m->back.go ? give_up_fallback(m, why) : 0;
 
+    if (!rc && m->visit->gave_up)
+        rc = visit_disks_commit(m, why);
+    if (rc)
+        return rc;
+    rc = new_home(m, why);
     if (!rc)
         rc = send_back(m, why);
     if (!rc)

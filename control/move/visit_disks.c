@@ -54,10 +54,11 @@ int visit_disks_commit(struct move *m, struct ff_error *why)
     struct ff_error one;
     int first = 0;
 
-    if (!visit_commits(m))
+    if (m->via != VIA_ATTACH && !visit_commits(m))
         return 0;
-    visit_say(m, "what it wrote to its disks is committed on %s; from here on it cannot be taken back",
-              move_host(m)->node->host);
+    if (visit_commits(m))
+        visit_say(m, "what it wrote to its disks is committed on %s; from here on it cannot be taken back",
+                  move_host(m)->node->host);
     int rc = await_released(m, why);
     for (size_t i = 0; !rc && i < m->made.n;) {
         int failed = move_commit_one(m, m->made.v[i], &one);

@@ -90,8 +90,9 @@ char *visit_by_hand(const struct move *m)
     bool commits = visit_commits(m);
 
     if (m->via == VIA_ATTACH)
-        return xprintf("farfork attach --return on both hosts: here with %s, at %s/2.qmp there: see VISITS in farfork(1)",
-                       m->side_qmp, m->s.hosts[0].rundir);
+        return xprintf("farfork attach --return on both hosts%s: here with %s, at %s/2.qmp there: see VISITS in farfork(1)",
+                       commits ? ", after x-farfork-give-up here and block-commit of each overlay there" : "", m->side_qmp,
+                       m->s.hosts[0].rundir);
     return xprintf("x-rdma-postcopy-return {\"uri\": \"rdma-postcopy:%s:0,%s%s,...\"} at %s here, whose query-migrate "
                    "shows the port then,%s and migrate {\"uri\": \"rdma-postcopy:%s:PORT,%s,...\"} at %s there: see VISITS "
                    "in farfork(1)", address, options, commits ? ",fallback=off" : "", m->s.o.parent_path,

@@ -224,8 +224,6 @@ def does_not_come(t, accel):
     log = Ledger(t)
     with Parent(t, accel, 'anon', mem_mib=MIB, load=SOME) as a:
         a.start_load()
-        with Visit(t, a, '--fallback', 'go', '--fence', '/bin/true', '--overlays', t.work) as v:
-            v.end(1, 'here', '--fallback go: a QEMU with Farfork')
         option, end = until(t, 'end')
         with Visit(t, a, *option, name='stays', faults='attach.room=fail') as v:
             v.away()

@@ -22,7 +22,7 @@ from farfork_move import HOST, STUCK, check_here, lose_agent, pid_there
 from forked import ELSEWHERE, ENVIRON, OPTIONS, QEMU, SLOW, alive, ask, check_nothing_left, hosts_of_their_own, kill
 from guest_identity import Linux
 from shut_down import end_process
-from visits import Ledger, Parent, Visit, end_homes, goes_on, is_home, nothing_there, reports, say_visit, until
+from visits import Ledger, Parent, Visit, end_homes, goes_on, is_home, left_there, nothing_there, reports, say_visit, until
 
 
 BREAK_AT = 30       # so many pages were waited for
@@ -248,14 +248,6 @@ def agent_lost(t, accel):
             v.end(3, 'away', 'farfork attach --return on both hosts')
             reports(b)
         left_there(v)
-
-
-def left_there(v):
-    """The guest goes with its QEMU, and that which it went from with who holds it."""
-    kill(v.base, v.name)
-    for side in v.sides():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(side, signal.SIGKILL)
 
 
 def paused_there(t, accel):

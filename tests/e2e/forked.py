@@ -155,8 +155,8 @@ def text_of(path):
         return ''
 
 
-def ask(path, command, arguments=None):
-    """What the QEMU whose QMP socket that is returns."""
+def ask(path, command, arguments=None, whole=False):
+    """What the QEMU whose QMP socket that is returns, or its whole reply."""
     with socket.socket(socket.AF_UNIX) as sock, sock.makefile('rw') as f:
         sock.settimeout(30)
         sock.connect(path)
@@ -165,7 +165,7 @@ def ask(path, command, arguments=None):
             f.write(json.dumps({'execute': name, 'arguments': values}) + '\n')
             f.flush()
             replies.append(next(m for m in map(json.loads, f) if 'return' in m or 'error' in m))
-        return replies[-1]['return']
+        return replies[-1] if whole else replies[-1]['return']
 
 
 def snapshot(parent):

@@ -6,6 +6,7 @@ The QEMU there is killed: the guest goes on here as it was, and what it wrote th
 committed before it comes home, and from then on it is not taken back. move_fallback.py has the same of a move.
 Limit: 240 s.
 """
+import contextlib
 import os
 import resource
 import signal
@@ -14,21 +15,16 @@ import time
 
 import abreast
 import common
-from common import Failed, GuestError, check_ledger, refuses, status, wait_for
+from attach_options import Side
+from attaching import check_left_here, side_here, side_there, state_of
+from common import Failed, GuestError, check_ledger, refuses, wait_for
 from farfork_move import check_here, lose_agent, pid_there
-from forked import Parent, check_nothing_left, kill
-from move_fallback import KINDS, LEASE_S, SECOND, TAKE_BACK, Disk, back, commit_by_hand, take_back_by_hand
-from resume import pause
-from shut_down import ENDS, POWER_OFF
-from take_back import AT_ONCE, MIB, Fence, io, is_nowhere_yet
-from visits import Ledger, Visit, reports, say_visit, until
+from forked import ask
+from move_fallback import KINDS, LEASE_S, SECOND, TAKE_BACK, Disk, back, commit_by_hand
+from take_back import AT_ONCE, MIB, Fence, io
+from visits import Ledger, Parent, Visit, end_homes, goes_on, is_home, left_there, nothing_there, reports, until
 
-RETURN = 'x-rdma-postcopy-return'
-
-
-def all_is_home(a):
-    """The way out says postcopy-paused meanwhile: it has no link any more."""
-    wait_for('all is home', 60, lambda: common.migration(a)['status'] == 'completed')
+GIVE_UP, VISIT = 'x-farfork-give-up', 'x-farfork-visit'
 
 
 def nodes(guest):
@@ -58,31 +54,31 @@ def is_taken_back(v, a, disk, fence):
     v.end(3, 'here', 'taken back')
     if not v.result['taken_back'] or runs_of(fence) != 1 or disk.has_overlays():
         raise Failed(f'{v.result}, {runs_of(fence)} fences, {os.listdir(disk.folder)}')
-    check_nothing_left(v)
-    wait_for('a guest that runs', 20, lambda: status(a) == 'running')
+    nothing_there(v)
+    goes_on(a)
     io(a, 'read -P 7 0 64k', 'read -P 0 1M 64k', 'write -P 9 2M 64k', 'read -P 9 2M 64k')
     check_ledger(a, sweeps=1)
 
 
-def is_home(v, a, disk, fence, log, b):
-    """With what it wrote there, in its images"""
-    v.end(0, 'home')
-    say_visit(v)
-    if v.result['notes'] or v.result['taken_back'] or disk.has_overlays() or runs_of(fence):
-        raise Failed(f'{v.result}, {runs_of(fence)} fences, {os.listdir(disk.folder)}')
-    check_nothing_left(v)
-    log.leaves(b)
-    io(a, 'read -P 7 0 64k', 'read -P 8 1M 64k', 'write -P 9 2M 64k', 'read -P 9 2M 64k')
-    log.check(a, sweeps=1)
+def is_home_with(w):
+    """With what it wrote there, in its images. The guest."""
+    home = w.ends.enter_context(is_home(w.v, w.t, w.log, w.b))
+    notes = [n for n in w.v.result['notes'] if 'in another QEMU here' not in n]
+    if notes or w.v.result['taken_back'] or w.disk.has_overlays() or runs_of(w.fence):
+        raise Failed(f'{w.v.result}, {runs_of(w.fence)} fences, {os.listdir(w.disk.folder)}')
+    io(home, 'read -P 7 0 64k', 'read -P 8 1M 64k', 'write -P 9 2M 64k', 'read -P 9 2M 64k')
+    goes_on(home, w.log)
+    return home
 
 
 class Away:
     """A guest with a disk that visits: it wrote 7 here, and 8 there."""
 
-    def __init__(self, t, accel, name, *args, kind='qcow2', home=None, more=(), **how):
-        self.t, self.disk, self.fence, self.log = t, Disk(t, kind), Fence(t, name), Ledger(t)
-        self.a = Parent(t, accel, extra=(*self.disk.options, *more), mem_mib=MIB, **(home or {}))
-        self.args, self.how = args, how
+    def __init__(self, t, accel, name, *args, kind='qcow2', more=(), **how):
+        self.disk = kind if isinstance(kind, Disk) else Disk(t, kind)
+        self.t, self.fence, self.log = t, Fence(t, name), Ledger(t)
+        self.a = Parent(t, accel, extra=(*self.disk.options, *more), mem_mib=MIB)
+        self.args, self.how, self.ends = args, how, contextlib.ExitStack()
 
     def __enter__(self):
         self.a.__enter__()
@@ -101,6 +97,9 @@ class Away:
         return self
 
     def __exit__(self, *how):
+        self.ends.close()
+        if hasattr(self, 'v'):
+            end_homes(self.v.base)
         for x in (getattr(self, 'b', None), getattr(self, 'v', None), self.a):
             if x:
                 x.__exit__(*(how or (None, None, None)))
@@ -110,6 +109,16 @@ class Away:
 
     def dies(self):
         os.kill(pid_there(self.v), signal.SIGKILL)
+
+    def side(self, number=2):
+        """The monitor of the process beside the QEMU there."""
+        return f'{self.v.folder_there()}/{number}.qmp'
+
+
+def refuses_at(path, text, command, **args):
+    reply = ask(path, command, args, whole=True)
+    if text not in reply.get('error', {}).get('desc', ''):
+        raise Failed(f'{command}: {reply}, want "{text}"')
 
 
 def killed(t, accel, kind):
@@ -127,7 +136,8 @@ def host_lost(t, accel):
     with Away(t, accel, 'host', '--options', 'timeout=2') as w:
         lose_agent(w.v)
         w.v.hears('or is taken back if there is no link either')
-        os.kill(w.b.proc.pid, signal.SIGSTOP)
+        for pid in (side_there(w.v), w.b.proc.pid):
+            os.kill(pid, signal.SIGSTOP)
         w.v.hears('is lost: the guest is taken back')
         is_taken_back(w.v, w.a, w.disk, w.fence)
 
@@ -140,13 +150,12 @@ def agent_lost(t, accel):
         w.call()
         w.v.hears('if that host is lost, it is taken back')
         w.call()
-        w.v.end(3, 'away', 'fallback=off')
+        w.v.end(3, 'away', GIVE_UP)
         overlay = w.disk.overlay()
         if not [n for n in w.v.result['notes'] if n.startswith(overlay) and w.fence.record in n]:
             raise Failed(f'no note names {overlay}: {w.v.result["notes"]}')
         reports(w.b)
-        kill(w.v.base, w.v.name)
-        check_nothing_left(w.v)
+        left_there(w.v)
 
 
 def left_alone(t, accel):
@@ -157,10 +166,9 @@ def left_alone(t, accel):
         w.v.hears('brought home by hand')
         common.write_file(end, '')
         w.v.hears('if that host is lost, it is taken back')
-        w.v.end(3, 'away', 'fallback=off')
+        w.v.end(3, 'away', GIVE_UP)
         reports(w.b)
-        kill(w.v.base, w.v.name)
-        check_nothing_left(w.v)
+        left_there(w.v)
 
 
 def called_when_lost(t, accel):
@@ -176,62 +184,55 @@ def called_when_lost(t, accel):
 
 def home_again(t, accel, kind):
     with Away(t, accel, 'home', kind=kind) as w:
-        if images(w.b) != [w.disk.overlay()] or images(w.a) != [w.disk.image]:
-            raise Failed(f'{images(w.b)} there, {images(w.a)} here')
+        if images(w.b) != [w.disk.overlay()]:
+            raise Failed(f'{images(w.b)} there')
         w.call()
         w.v.hears('cannot be taken back')
-        is_home(w.v, w.a, w.disk, w.fence, w.log, w.b)
-        w.a.qmp('quit')
-        wait_for('its end', 20, lambda: w.a.proc.poll() is not None)
+        home = is_home_with(w)
+        if images(home) != [w.disk.image]:
+            raise Failed(f'{images(home)} at home')
+        home.qmp('quit')
+        wait_for('its end', 20, lambda: home.proc.poll() is not None)
         is_clean(w.disk.image, kind)
 
 
 def two_disks(t, accel):
-    disk, fence, log = Disk(t, 'raw'), Fence(t, 'two'), Ledger(t)
+    disk = Disk(t, 'raw')
     second = disk.add_blockdev(t)
-    with Parent(t, accel, extra=disk.options, mem_mib=MIB) as a:
-        a.start_load()
-        io(a, 'write -P 7 0 64k')
-        io(a, 'write -P 6 0 64k', disk=SECOND)
-        with Visit(t, a, *back(fence), *disk.args) as v:
-            v.away()
-            log.leaves(a)
-            with v.guest(t) as b:
-                reports(b)
-                io(b, 'write -P 8 1M 64k')
-                io(b, 'read -P 6 0 64k', 'write -P 5 1M 64k', disk=SECOND)
-                v.proc.send_signal(signal.SIGINT)
-                is_home(v, a, disk, fence, log, b)
-        io(a, 'read -P 6 0 64k', 'read -P 5 1M 64k', disk=SECOND)
-        if images(a) != [disk.image, second]:
-            raise Failed(f'{images(a)}')
+    with Away(t, accel, 'two', kind=disk) as w:
+        io(w.b, 'write -P 5 1M 64k', disk=SECOND)
+        w.call()
+        home = is_home_with(w)
+        io(home, 'read -P 5 1M 64k', disk=SECOND)
+        if images(home) != [disk.image, second]:
+            raise Failed(f'{images(home)}')
 
 
 def no_disks(t, accel):
-    """It may be taken back until its return begins: also when home waits for it in vain."""
+    """It may be taken back until it is called home."""
     fence = Fence(t, 'none')
     with Parent(t, accel, mem_mib=MIB) as a:
         a.start_load()
         with Visit(t, a, *back(fence)) as v:
             v.away()
-            a.qmp(RETURN, uri='rdma-postcopy:127.0.0.1:0,link=tcp,insecure=on')
             os.kill(pid_there(v), signal.SIGKILL)
             v.end(3, 'here', 'taken back')
-            check_nothing_left(v)
+            nothing_there(v)
         check_ledger(a, sweeps=1)
         os.unlink(fence.record)
-        log = Ledger(t)
-        log.at[a.console] = os.path.getsize(a.console)
         with Visit(t, a, *back(fence), name='again') as v:
             v.away()
             v.proc.send_signal(signal.SIGINT)
             v.end(0, 'home')
-            check_nothing_left(v)
+            nothing_there(v)
+            with v.at_home(t) as home:
+                goes_on(home)
+            end_homes(v.base)
 
 
 def fails_first(t, accel):
     """A return that fails after its commit: it is away with its own images; the next one succeeds."""
-    with Away(t, accel, 'fails', home={'faults': 'dest.state=fail@1'}) as w:
+    with Away(t, accel, 'fails', faults='visit.home=fail@1') as w:
         w.call()
         w.v.hears('did not come home')
         w.v.hears('cannot be taken back any more')
@@ -240,28 +241,20 @@ def fails_first(t, accel):
         reports(w.b)
         io(w.b, 'read -P 8 1M 64k', 'write -P 6 3M 64k', 'flush')
         w.call()
-        is_home(w.v, w.a, w.disk, w.fence, w.log, w.b)
-        io(w.a, 'read -P 6 3M 64k')
+        io(is_home_with(w), 'read -P 6 3M 64k')
 
 
 def lost_after_commit(t, accel):
-    """Nobody takes it back, not by hand either: its disks are newer than its memory here."""
-    with Away(t, accel, 'lost', '--options', 'timeout=5', home={'faults': 'dest.state=fail@1'}) as w:
+    """Nobody takes it back: its disks are newer than its memory here."""
+    with Away(t, accel, 'lost', '--options', 'timeout=5', faults='visit.home=fail@1') as w:
         w.call()
         w.v.hears('cannot be taken back any more')
         w.dies()
         w.v.end(3, 'lost', 'SIGKILL')
-        check_nothing_left(w.v)
-        refused_by_hand(w.a)
+        nothing_there(w.v)
         if runs_of(w.fence) or os.path.exists(w.fence.record):
             raise Failed('it is being taken back')
-        is_nowhere_yet(w.a)
-
-
-def refused_by_hand(a):
-    uri = refuses(a, 'was sent to', TAKE_BACK, uri='rdma-postcopy:127.0.0.1:1')
-    a.qmp(TAKE_BACK, uri=uri.split('was sent to ')[1].split(',')[0])
-    wait_for('its answer', 20, lambda: common.migration(a)['x-rdma-postcopy'].get('take-back') == 'given-up')
+        check_left_here(w.a)
 
 
 def commit_fails(t, accel):
@@ -278,51 +271,26 @@ def commit_fails(t, accel):
         io(w.b, 'read -P 8 1M 64k', 'read -P 6 6M 64k')
         resource.prlimit(pid_there(w.v), resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
         w.call()
-        is_home(w.v, w.a, w.disk, w.fence, w.log, w.b)
-        io(w.a, 'read -P 6 6M 64k')
+        io(is_home_with(w), 'read -P 6 6M 64k')
 
 
-def needs_no_lease(b):
-    try:
-        b.qmp('x-rdma-postcopy-release', heard=True)
-    except GuestError:
-        return False
-    return True
-
-
-def give_up(a, b, key):
-    """By hand: home waits, and takes nothing back. The port."""
-    a.qmp(RETURN, uri=f'rdma-postcopy:127.0.0.1:0,link=tcp,fallback=off,key-file={key}')
-    wait_for('it needs no lease', 20, lambda: needs_no_lease(b))
-    return common.migration(a)['socket-address'][-1]['port']
-
-
-def key_of(t):
-    path = os.path.join(t.work, 'key')
-    common.write_file(path, '0f' * 32 + '\n')
-    os.chmod(path, 0o600)
-    return path
-
-
-def home_by_hand(t, accel):
-    """farfork visit was killed: as VISITS in farfork(1) has it. Not before its disk is committed."""
-    key = key_of(t)
+def by_hand(t, accel):
+    """farfork visit was killed: nobody brings it home while it may be taken back, or before its disk is committed."""
     with Away(t, accel, 'hand') as w:
         w.v.proc.kill()
         w.v.proc.communicate(timeout=30)
-        refuses(w.b, 'in an overlay', 'migrate', uri='rdma-postcopy:127.0.0.1:9,link=tcp')
-        refuses(w.b, 'has to let go', 'x-rdma-postcopy-release')
-        refuses(w.b, 'has not said yet', 'x-rdma-postcopy-release', heard=True)
-        port = give_up(w.a, w.b, key)
+        here, there = f'{w.v.base}/{w.v.name}/source/qmp', w.side()
+        for command in (VISIT, 'x-farfork-let-go', 'x-farfork-returned'):
+            refuses_at(here, 'may be taken back', command)
+        refuses_at(there, 'never takes the guest back', VISIT)
+        refuses_at(there, 'has not said yet', 'x-rdma-postcopy-release', heard=True)
+        ask(here, GIVE_UP)
+        wait_for('it needs no lease', 20, lambda: 'return' in ask(there, 'x-rdma-postcopy-release', {'heard': True}, whole=True))
+        refuses_at(there, 'is in an overlay', VISIT)
         commit_by_hand(w.b, w.disk.overlay(), w.disk.image)
-        w.b.qmp('migrate', uri=f'rdma-postcopy:127.0.0.1:{port},link=tcp,key-file={key}')
-        all_is_home(w.a)
-        wait_for('it is home', 10, lambda: status(w.a) == 'running')
-        w.log.leaves(w.b)
-        kill(w.v.base, w.v.name)
-        check_nothing_left(w.v)
-        io(w.a, 'read -P 7 0 64k', 'read -P 8 1M 64k')
-        w.log.check(w.a, sweeps=1)
+        if ask(here, VISIT)['session'] != ask(there, VISIT)['session']:
+            raise Failed('another session')
+        left_there(w.v)
 
 
 def no_lease(t, accel):
@@ -330,18 +298,19 @@ def no_lease(t, accel):
     with Away(t, accel, 'lease') as w:
         w.v.proc.kill()
         w.v.proc.communicate(timeout=30)
-        give_up(w.a, w.b, key_of(t))
-        node, = nodes(w.b)
-        w.b.qmp('block-commit', **{'job-id': 'c', 'device': node})
-        pause(w.a)
+        here, there = f'{w.v.base}/{w.v.name}/source/qmp', w.side()
+        ask(here, GIVE_UP)
+        wait_for('it needs no lease', 20, lambda: 'return' in ask(there, 'x-rdma-postcopy-release', {'heard': True}, whole=True))
+        w.b.qmp('block-commit', **{'job-id': 'c', 'device': nodes(w.b)[0]})
+        os.kill(side_here(w.v), signal.SIGSTOP)
         end = time.monotonic() + LEASE_S + 2
         wait_for('the end of a lease', LEASE_S + 10, lambda: time.monotonic() > end)
-        if status(w.b) != 'running' or len(w.b.qmp('query-block-jobs')) != 1:
-            raise Failed(f'{status(w.b)}')
-        refused_by_hand(w.a)
-        is_nowhere_yet(w.a)
-        kill(w.v.base, w.v.name)
-        check_nothing_left(w.v)
+        if not w.b.qmp('query-status')['running'] or len(w.b.qmp('query-block-jobs')) != 1:
+            raise Failed('it stands still')
+        os.kill(side_here(w.v), signal.SIGCONT)
+        if w.fence.was_run() or state_of(w.a) != 't':
+            raise Failed(f'the QEMU here is {state_of(w.a)}')
+        left_there(w.v)
 
 
 def fence_fails(t, accel):
@@ -350,14 +319,18 @@ def fence_fails(t, accel):
         w.fence.ends_with(3)
         w.dies()
         w.v.end(3, 'unclear', 'runs nowhere')
-        is_nowhere_yet(w.a)
+        if state_of(w.a) != 't':
+            raise Failed(f'the QEMU here is {state_of(w.a)}')
         overlay = w.disk.overlay()
         if not [n for n in w.v.result['notes'] if n.startswith(overlay) and w.fence.record in n]:
             raise Failed(f'no note names {overlay}: {w.v.result["notes"]}')
-        check_nothing_left(w.v)
         w.fence.ends_with(0)
-        take_back_by_hand(w.a)
+        with Side(w.v) as side:
+            said = refuses(side, 'was sent to', TAKE_BACK, uri='rdma-postcopy:127.0.0.1:1')
+            side.qmp(TAKE_BACK, uri=said.split('was sent to ')[1].split(',')[0])
+        wait_for('a guest that runs', 20, lambda: state_of(w.a) != 't')
         os.unlink(overlay)
+        goes_on(w.a)
         io(w.a, 'read -P 7 0 64k', 'read -P 0 1M 64k')
         check_ledger(w.a, sweeps=1)
 
@@ -371,12 +344,13 @@ def commits_unseen(w, node, overlay, stays_open):
     if (overlay in [n['file'] for n in w.b.qmp('query-named-block-nodes', flat=True)]) != stays_open:
         raise Failed(f'{overlay}: want {stays_open}')
     w.call()
-    w.v.end(0, 'home')
+    home = w.ends.enter_context(is_home(w.v, w.t, w.log, w.b))
     if not [n for n in w.v.result['notes'] if n.startswith(overlay) and 'before you remove it' in n]:
         raise Failed(f'no note names {overlay}: {w.v.result["notes"]}')
     if not os.path.exists(overlay):
         raise Failed(f'{overlay} was removed')
-    io(w.a, 'read -P 7 0 64k', 'read -P 8 1M 64k')
+    io(home, 'read -P 7 0 64k', 'read -P 8 1M 64k')
+    return home
 
 
 def commit_left(t, accel):
@@ -385,7 +359,7 @@ def commit_left(t, accel):
         node = nodes(w.b)[0]
         w.b.qmp('block-commit', **{'job-id': 'farfork-' + node.replace('#', '_'), 'device': node})
         w.call()
-        is_home(w.v, w.a, w.disk, w.fence, w.log, w.b)
+        is_home_with(w)
     with Away(t, accel, 'ended') as w:
         commits_unseen(w, nodes(w.b)[0], w.disk.overlay(), False)
     other = Disk(t, 'qcow2')
@@ -393,8 +367,8 @@ def commit_left(t, accel):
     with Away(t, accel, 'node', more=other.options[-4:]) as w:
         i = [e['qdev'] == SECOND.split()[1] for e in w.b.qmp('query-block')].index(True)
         io(w.b, 'write -P 5 1M 64k', disk=SECOND)
-        commits_unseen(w, nodes(w.b)[i], images(w.b)[i], True)
-        io(w.a, 'read -P 5 1M 64k', disk=SECOND)
+        home = commits_unseen(w, nodes(w.b)[i], images(w.b)[i], True)
+        io(home, 'read -P 5 1M 64k', disk=SECOND)
 
 
 def left_while_taken(t, accel):
@@ -407,20 +381,21 @@ def left_while_taken(t, accel):
         w.call()
         w.v.end(3, 'unclear', 'left: the guest is being taken back')
         os.unlink(w.fence.hold)
-        wait_for('a guest that runs', 20, lambda: status(w.a) == 'running')
+        wait_for('a guest that runs', 20, lambda: state_of(w.a) != 't')
         os.unlink(w.disk.overlay())
         check_ledger(w.a, sweeps=1)
 
 
 def shut_down_there(t, accel):
     """It is not to run again; what it wrote is kept."""
-    with Away(t, accel, 'down', '--options', 'timeout=5', more=POWER_OFF) as w:
-        ENDS['the guest'](w.b)
+    with Away(t, accel, 'down', '--options', 'timeout=5') as w:
+        with contextlib.suppress(GuestError):
+            common.hmp(w.b, 'o/h 0x604 0x2000')
         w.v.end(3, 'ended', 'shut itself down')
         overlay = w.disk.overlay()
         if w.fence.was_run() or not [n for n in w.v.result['notes'] if n.startswith(overlay) and 'commit' in n]:
             raise Failed(f'{w.v.result["notes"]}')
-        check_nothing_left(w.v)
+        nothing_there(w.v)
         w.a.close()
         subprocess.run(['qemu-img', 'commit', '-q', overlay], check=True, timeout=20)
         out = subprocess.run(['qemu-io', '-r', '-c', 'read -P 8 1M 64k', w.disk.image], check=True, timeout=20,
@@ -455,7 +430,7 @@ def cases(accel):
                        ('its host is lost', host_lost), ('its agent is lost', agent_lost),
                        ('its agent is lost, and nobody is here', left_alone),
                        ('a return that fails', fails_first), ('lost after its commit', lost_after_commit),
-                       ('a commit that fails', commit_fails), ('killed, and home by hand', home_by_hand),
+                       ('a commit that fails', commit_fails), ('killed, and by hand', by_hand),
                        ('no lease after that', no_lease), ('a commit that was left', commit_left), ('the fence fails', fence_fails),
                        ('left while it is taken back', left_while_taken), ('shut down there', shut_down_there),
                        ('refused', refused)):

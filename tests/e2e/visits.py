@@ -7,6 +7,8 @@ import contextlib
 import glob
 import os
 import select
+import shutil
+import signal
 
 import attaching
 import common
@@ -91,9 +93,7 @@ class Visit(Move):
         return self
 
     def guest(self, t, name='there'):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(t.work, name + '.console'))
-        return There(t, name, self.folder_there(), pid_there(self))
+        return guest_in(t, name, self.folder_there(), pid_there(self))
 
     def folder_there(self):
         """Beside it is that of the process here."""
@@ -113,7 +113,14 @@ class Visit(Move):
         return next(k['pid'] for f in listed(self.base) if f['id'] == name for k in f['children'])
 
     def at_home(self, t, name=None):
-        return There(t, name or f'home-{self.name}', self.folder_home(), self.pid_home())
+        return guest_in(t, name or f'home-{self.name}', self.folder_home(), self.pid_home())
+
+
+def guest_in(t, name, folder, pid):
+    """That of the case before has no console any more."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(t.work, name + '.console'))
+    return There(t, name, folder, pid)
 
 
 def end_homes(base):
@@ -144,9 +151,14 @@ def nothing_there(v):
     wait_for('the end of all that was there', 15, lambda: not left())
 
 
-def left_home(a):
-    """The QEMU that it went from was ended by who held it."""
-    attaching.check_left_here(a)
+def left_there(v):
+    """The guest goes with its QEMU, and that which it went from with who holds it."""
+    kill(v.base, v.name)
+    for side in v.sides():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(side, signal.SIGKILL)
+    wait_for('the end of those', 10, lambda: not v.sides())
+    shutil.rmtree(os.path.join(v.base, v.name), ignore_errors=True)
 
 
 def is_home(v, t, log, b=None):
