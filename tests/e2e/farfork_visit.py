@@ -21,7 +21,7 @@ from devices_stay import begin, devices, linux, there as console_there
 from farfork_move import HOST, STUCK, check_here, lose_agent, pid_there
 from forked import ELSEWHERE, ENVIRON, OPTIONS, QEMU, SLOW, alive, ask, check_nothing_left, hosts_of_their_own, kill
 from guest_identity import Linux
-from shut_down import end_process
+from shut_down import end_process, write_port
 from visits import Ledger, Parent, Visit, end_homes, goes_on, is_home, left_there, nothing_there, reports, say_visit, until
 
 
@@ -342,6 +342,16 @@ def dies_on_the_way(t, accel):
         left_there(v)
 
 
+def panics_at_home(t, accel):
+    """It is home all the same."""
+    with on_the_way_home(t, accel, Ledger(t), extra=('-device', 'pvpanic', '-action', 'panic=pause')) as (v, _):
+        with v.at_home(t) as home:
+            write_port(home, 0x505, 1)
+            v.end(0, 'home')
+            if status(home) != 'guest-panicked' or 'the guest is guest-panicked here' not in ''.join(v.result['notes']):
+                raise Failed(f'{status(home)} {v.result}')
+
+
 def left_on_the_way(t, accel):
     """Two signals more: the processes beside both QEMUs do it by themselves."""
     log = Ledger(t)
@@ -475,6 +485,7 @@ def run(t):
             ('the link breaks', lambda: link_breaks(t, accel)),
             ('called home without a link', lambda: called_without_link(t, accel)),
             ('its QEMU there dies on the way home', lambda: dies_on_the_way(t, accel)),
+            ('a panic on the way home', lambda: panics_at_home(t, accel)),
             ('left on the way home', lambda: left_on_the_way(t, accel)),
             ('interrupted before the switch', lambda: interrupted(t, accel)),
             ('it is not heard of there', lambda: not_heard(t, accel)),

@@ -20,7 +20,7 @@ from common import (Failed, GuestError, Micro, check_ledger, check_move, refuses
 from memory import Memory
 from resume import MIB, SLOW, both_paused, is_resumed, pause, present, resume, state
 from road import Road
-from sandbox import AS_LIBVIRT, MAY_FORK
+from sandbox import AS_LIBVIRT
 
 LEASE_S = 6         # after two thirds the destination stops, after all of it the kernel ends it
 AT_ONCE = 2         # a third of a lease is all the time that a destination has to stop
@@ -542,7 +542,7 @@ def refusals(t, accel):
                 raise Failed(f'{src.name}: it was stopped')
             common.check_still_running(src)
     fence = Fence(t, 'deny')
-    for n, sandbox in enumerate((AS_LIBVIRT, MAY_FORK, ('-sandbox', 'on,spawn=deny'))):
+    for n, sandbox in enumerate((AS_LIBVIRT, ('-sandbox', 'on,spawn=deny'))):
         with Micro(t, f'deny-{n}', accel, mem_mib=MIB, extra=sandbox) as src:
             src.start_load()
             refuses(src, 'elevateprivileges=allow', 'migrate',
