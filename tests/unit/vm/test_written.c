@@ -462,9 +462,76 @@ static void test_look_memfd(void **state)
     look(shared_memory(memfd_create("looked", 0)));
 }
 
+/* --- a private view of a file --- */
+
+/* The file has page numbers, whatever is written over it */
+static void check_file_of_view(pid_t holder)
+{
+    struct outside_memory m = {.fd = -1};
+    uint32_t there[2];
+
+    if (outside_open_view(owner, holder, &block, &m, &err))
+        fail_msg("view: %s", err.text);
+    for (uint32_t i = 0; i < PAGES; i += 511) {
+        assert_int_equal(pread(m.fd, there, sizeof(there), (off_t)(m.fd_offset + i * PAGE)), sizeof(there));
+        assert_int_equal(there[0], i);
+    }
+    close(m.fd);
+}
+
+static void test_view(void **state)
+{
+    (void)state;
+    int fd = memfd_create("image", 0);
+
+    assert_int_equal(ftruncate(fd, (PAGES + 1) * PAGE), 0);
+    for (uint32_t i = 0; i < PAGES; i++)
+        assert_int_equal(pwrite(fd, &i, sizeof(i), (i + 1) * PAGE), sizeof(i));
+    start_owner(mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, PAGE), PAGE);
+    for (uint32_t i = 0; i < PAGES / 2; i += 2)
+        tell(DROP, i); /* what it had written is the file's again */
+    if (written_view(&w, owner, &block, 1, &err))
+        fail_msg("view: %s", err.text);
+    check_written((uint32_t[]){UINT32_MAX});
+    tell(LOOK, 3);
+    tell(STORE, 4);
+    tell(READ_CALL, 6);
+    write_from_outside(2050);
+    tell(STORE, PAGES - 1);
+    check_written((uint32_t[]){4, 6, 2050, PAGES - 1, UINT32_MAX});
+    tell(DROP, 6);
+    tell(MAP_ANEW, 9);
+    tell(STORE, 9);
+    check_written((uint32_t[]){4, 9, 2050, PAGES - 1, UINT32_MAX});
+    written_end(&w);
+    end_owner();
+    start_owner(mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, PAGE), PAGE);
+    tell(STORE, 0);
+    check_file_of_view(0);
+    check_file_of_view(getpid());
+    close(fd);
+    end_owner();
+}
+
+static void test_no_view(void **state)
+{
+    struct outside_memory m = {.fd = -1};
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        start_owner(i ? private_memory() : shared_memory(memfd_create("shared", 0)), PAGE);
+        assert_int_equal(written_view(&w, owner, &block, 1, &err), -ENOTSUP);
+        written_end(&w);
+        assert_int_equal(outside_open_view(owner, 0, &block, &m, &err), -ENOTSUP);
+        end_owner();
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_view),
+        cmocka_unit_test(test_no_view),
         cmocka_unit_test(test_look_private),
         cmocka_unit_test(test_look_memfd),
         cmocka_unit_test(test_private),
