@@ -27,6 +27,7 @@ static int promote_usage(FILE *out)
         "up. CHILD is on this host: FORK.NUMBER, as 'farfork forks' lists them, or the QMP socket of its QEMU. HOST is\n"
         "the parent's; default: this one, too.\n\n"
         "  --parent SOCKET         the parent's QMP socket; default: that which was forked\n"
+        "  --commit                write the child's overlays into the images below them, where nobody else uses these\n"
         "  --launcher TEMPLATE     how to run {cmd} on {host}; default: 'ssh {host} {cmd}'\n"
         "  --agent PATH            farfork there; default: this program\n"
         "  --look SOCKET           print as JSON what the parent at that QMP socket of this host was started with: for a\n"
@@ -61,11 +62,12 @@ static int print_look(const struct session_options *o, const char *parent, const
     return 0;
 }
 
-static int promote_child(struct session_options *o, const char *child, const char *parent, const char *host)
+static int promote_child(struct session_options *o, const char *child, const char *parent, const char *host,
+                         bool commit)
 {
     FF_AUTO_FREE char *base = o->rundir ? defaults_absolute_path(o->rundir) : rundir_base();
     const struct move_fallback none = {0};
-    struct promote p = {.host = host};
+    struct promote p = {.host = host, .commit = commit};
     struct move_way way = {.via = VIA_ATTACH, .promote = &p};
     struct ff_error why;
     int code = MOVE_EXIT_HERE;
@@ -82,9 +84,10 @@ static int promote_child(struct session_options *o, const char *child, const cha
 
 int cmd_promote(int argc, char **argv)
 {
-    enum { PARENT = 256, LAUNCHER, AGENT, LOOK, IMAGE, OPTIONS, RUNDIR, ID, TIMEOUT, UNCONFINED, JSON, QUIET };
+    enum { PARENT = 256, COMMIT, LAUNCHER, AGENT, LOOK, IMAGE, OPTIONS, RUNDIR, ID, TIMEOUT, UNCONFINED, JSON, QUIET };
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
                                             {"parent", required_argument, NULL, PARENT},
+                                            {"commit", no_argument, NULL, COMMIT},
                                             {"launcher", required_argument, NULL, LAUNCHER},
                                             {"agent", required_argument, NULL, AGENT},
                                             {"look", required_argument, NULL, LOOK},
@@ -99,11 +102,13 @@ int cmd_promote(int argc, char **argv)
                                             {0}};
     struct session_options o = {.n = 2, .timeout_s = TIMEOUT_S};
     const char *parent = NULL, *looked = NULL, *image = "";
+    bool commit = false;
     int opt, at = 0;
 
     while ((opt = getopt_long(argc, argv, "h", options, &at)) != -1)
         switch (opt) {
         case PARENT: parent = optarg; break;
+        case COMMIT: commit = true; break;
         case LAUNCHER: o.launcher = optarg; break;
         case AGENT: o.agent = optarg; break;
         case LOOK: looked = optarg; break;
@@ -124,6 +129,6 @@ int cmd_promote(int argc, char **argv)
     if (looked ? words : words != 1 && words != 2)
         return promote_usage(stderr);
     return output_code("farfork promote", looked ? print_look(&o, looked, image)
-                                                 : promote_child(&o, argv[optind], parent, words == 2 ? argv[optind + 1] : HERE),
+                                                 : promote_child(&o, argv[optind], parent, words == 2 ? argv[optind + 1] : HERE, commit),
                        MOVE_EXIT_TROUBLE);
 }

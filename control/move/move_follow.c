@@ -448,6 +448,8 @@ void move_guest(struct move *m)
                   h->node->host);
     if (m->outcome == MOVE_THERE)
         move_fallback_commit(m);
+    if (m->outcome == MOVE_THERE && m->promote)
+        promote_commit(m);
     if (m->outcome == MOVE_THERE || (m->outcome == MOVE_FOLLOWS && m->via != VIA_ATTACH)) /* as above */
         move_devices_plug(m);
 }

@@ -326,8 +326,9 @@ static void say_given_up(struct move *m)
     const struct promote *p = m->promote;
 
     for (size_t i = 0; i < p->given_up.n; i++)
-        session_note(&m->s, "%s has what the parent wrote since the fork: nobody uses it any more; remove it if you do not want it",
-                     p->given_up.v[i]);
+        session_note(&m->s, p->committed ? "%s is of no use any more: the image below it was written; remove it"
+                                         : "%s has what the parent wrote since the fork: nobody uses it any more; remove it if you do "
+                                           "not want it", p->given_up.v[i]);
     for (size_t i = 0; i < p->overlays.n; i++)
         session_note(&m->s, "%s is a disk of the guest now: it stays when the guest ends", p->overlays.v[i]);
 }

@@ -23,7 +23,8 @@
  * Invariants   1. move.c's: the child runs until GO, in its own QEMU, and never in both.
  *              2. The parent runs until the new QEMU is loaded, and never after GO: attach_replace.c.
  *              3. An overlay of the child's is in no agent's record from `migrate` on, or is there again when the child stays.
- *              4. No file of the parent's is written or removed.
+ *              4. No file of the parent's is written or removed, but with --commit: then the image that was frozen is written, once
+ *                 the guest has all of its memory, the parent has ended, and nobody else uses that image (promote_commit.c).
  * Failure      before GO: child and parent go on as before. After it: as of a move; the parent has ended.
  *              its memory, again  is read where it is only where an agent of the same fork is on the parent's host; else all of
  *                                it travels. Agents name images by what they hold (ff_agent_image_name())
@@ -50,6 +51,7 @@ struct promote {
     char *image;          /* its name, for both sides */
     const char *host;     /* the parent's, HOST[=ADDRESS]; borrowed */
     bool is_here;
+    bool commit, committed; /* --commit; an overlay was */
     pid_t view;           /* a process there with private views of that image; 0: none */
     pid_t parent_pid;
     uint64_t parent_start;
@@ -79,6 +81,8 @@ int promote_look(const char *parent, const char *base, const char *image, unsign
 
 /* m->s is the child, found: from here on its command line is the parent's */
 int promote_take_place(struct move *m, struct ff_error *why);
+/* promote_commit.c: the guest is there, with all of its memory: with p->commit, its overlays */
+void promote_commit(struct move *m);
 /* promote_ports.c: the guest is there: forwarded ports of the parent's user networks */
 void promote_ports(struct move *m);
 

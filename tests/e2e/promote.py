@@ -121,6 +121,34 @@ def disks(t, drive):
             os.unlink(image)
 
 
+def committed(t):
+    """Into the image below, once nobody else uses that; while a sibling does, it stays."""
+    folder = os.path.join(t.work, 'scratch')
+    os.makedirs(folder, exist_ok=True)
+    image = os.path.join(folder, 'disk.qcow2')
+    devices = ('-drive', f'file={image},format=qcow2,if=none,id=d0', '-device', 'virtio-blk-pci,drive=d0')
+    for n in (2, 1):
+        subprocess.run(['qemu-img', 'create', '-q', '-f', 'qcow2', image, '8M'], check=True, timeout=20)
+        with family(t, n, '--scratch', folder, extra=devices) as (parent, c, kids, _):
+            io(parent.second, 'write -P 4 1M 64k')
+            io(kids[0].qmp_path, 'write -P 2 1M 64k')
+            with Promote(t, 'f.1', '--commit') as p:
+                r = check_promoted(t, p, parent, kids[0], sweep=False)
+                if len(r['overlays']) != n - 1 or os.path.exists(f'{folder}/fork-f-1-disk0.qcow2') != (n == 2):
+                    raise Failed(f'{r["overlays"]}: {r["notes"]}')
+                io(parent.second, 'read -P 2 1M 64k', 'write -P 5 2M 64k', 'flush')
+                for k in kids[1:]:
+                    io(k.qmp_path, 'read -P 0 1M 64k')
+                kill(c.base, 'f')
+                kill(p.base, 'p')
+                wait_for('their end', 20, lambda p=p: not [x for x, _ in processes_of(p.base)])
+        disk, = r['overlays'] or [image]
+        subprocess.run(['qemu-io', '-f', 'qcow2', '-c', 'read -P 5 2M 64k', '-c', 'read -P 2 1M 64k', disk], check=True, timeout=20,
+                       stdout=subprocess.DEVNULL)
+        for path in {disk, image, *r['given_up']}:
+            os.unlink(path)
+
+
 def stays(t, faults, text):
     """Before GO: the next try succeeds."""
     with family(t, 1) as (parent, c, (child,), before):
@@ -289,6 +317,8 @@ def run(t):
         disks(t, '-drive file={},format=qcow2,if=none,id=d0')
     with t.case('a disk, by -blockdev'):
         disks(t, '-blockdev driver=file,filename={},node-name=f0 -blockdev driver=qcow2,file=f0,node-name=d0')
+    with t.case('a disk that is committed'):
+        committed(t)
     with t.case('what travels'):
         travels(t, 1024 if common.FULL else 256, 1 if common.FULL else 4)
     with t.case('from another host, the image is at home'):
