@@ -108,7 +108,7 @@ static int run_visit(const struct session_options *o, const struct visit_options
     if (visit_init(&visit, v, &why)) {
         visit_error(&why);
     } else {
-        const struct move_way way = {.via = VIA_TRANSPORT, .visit = &visit};
+        const struct move_way way = {.via = VIA_ATTACH, .visit = &visit};
         code = move_run(o, back, &way, host);
     }
     *goes_on = !code && !visit.signalled;

@@ -50,7 +50,7 @@ static int prepare_move(struct move *m)
 
     if (!rc)
         rc = move_find_parent(m, why);
-    if (!rc && (!m->visit || m->via == VIA_ATTACH)) /* a guest that visits by attaching comes home into another QEMU */
+    if (!rc)
         rc = move_check_starter(m, why);
     if (!rc && m->visit)
         rc = visit_check(m, why);
@@ -174,7 +174,7 @@ static int init_move(struct move *m, const struct session_options *given, const 
     if (!rc)
         rc = move_fallback_options(m, m->visit ? m->visit->link_options : link, options, why);
 
-    o.watcher = m->via == VIA_ATTACH;
+    o.watcher = m->via == VIA_ATTACH && !m->visit;
     o.link_options = *options;
     if (m->promote) { /* its agent's filter would forbid the process beside the QEMU to attach to the parent */
         m->no_programs = !o.unconfined;

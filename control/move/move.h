@@ -104,7 +104,6 @@ struct move {
     double begin_ms, listening_ms, ready_ms, sent_ms, switched_ms, completed_ms; /* 0: not yet */
     /* what the source said last */
     char status[32], link[16];
-    char returns[32]; /* of its guest's return, a status; "": nobody tried */
     uint64_t total_bytes, present_bytes, passed_bytes, faults; /* passed: by precopy=1 */
     uint64_t breaks, again_bytes;
     double paused_ms;
@@ -274,13 +273,6 @@ static inline bool move_is_over_here(const char *status)
 static inline const char *move_status(const struct move *m)
 {
     return m->was_running ? "running" : "paused";
-}
-
-/* Its guest is on its way back, as the source says. One that said completed before may have been here since */
-static inline bool move_returns(const struct move *m)
-{
-    return !strcmp(m->returns, "active") || !strcmp(m->returns, "device") ||
-           !strcmp(m->returns, "postcopy-active") || !strcmp(m->returns, "postcopy-paused");
 }
 
 /* Milliseconds between two moments; < 0: one of them was not reached */

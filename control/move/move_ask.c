@@ -125,7 +125,7 @@ int move_ask_long(struct move *m, const char *execute, json_t *arguments, json_t
 {
     json_t *q = json_pack("{ss so si}", "execute", execute, "arguments", arguments, "limit_s", (int)m->s.o.timeout_s);
 
-    return ask_there(m, m->visit && m->via == VIA_ATTACH ? 2 : 1, q, execute, result, why);
+    return ask_there(m, m->visit ? 2 : 1, q, execute, result, why);
 }
 
 int move_ask_first(struct move *m, unsigned child, const char *execute, json_t **result,

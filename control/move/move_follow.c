@@ -49,9 +49,6 @@ static void take_numbers(struct move *m, const json_t *info)
     const json_t *x = json_object_get(info, "x-rdma-postcopy"), *down;
 
     snprintf(m->status, sizeof(m->status), "%s", text_of(info, "status"));
-    snprintf(m->returns, sizeof(m->returns), "%s", text_of(x, "return-status"));
-    if (move_returns(m)) /* those are of the way back */
-        return;
     snprintf(m->link, sizeof(m->link), "%s", text_of(x, "link"));
     m->fault_p99_ms = (double)json_integer_value(json_object_get(x, "fault-p99")) / 1e6;
     m->total_bytes = (uint64_t)json_integer_value(json_object_get(x, "total-bytes"));

@@ -247,8 +247,7 @@ int move_find_parent(struct move *m, struct ff_error *why)
         outside_may(m->s.parent_pid, true, why);
     if (!rc)
         rc = session_check_parent(&m->s, why);
-    if (rc == -ENOTSUP && m->visit) { /* its agent's filter would forbid who sends it home to attach */
-        m->via = VIA_ATTACH;
+    if (m->visit) { /* its agent's filter would forbid who sends it home to attach */
         m->no_programs = !m->s.o.unconfined;
         m->s.o.unconfined = true;
     }

@@ -90,7 +90,7 @@ static int spawn_there(struct move *m, struct ff_error *why)
         rc = visit_port_find(m, &argv, why);
     if (!rc && m->return_of)
         visit_port_find(m, &argv, NULL);
-    if (!rc && m->visit && m->via == VIA_ATTACH) {
+    if (!rc && m->visit) {
         strv_add(&argv, "-qmp");
         strv_add(&argv, "unix:%s/" VISIT_BACK_QMP ",server=on,wait=off", h->rundir);
     }

@@ -5,7 +5,7 @@
 /**
  * DOC: Theory of Operation
  *
- * Picture      as farfork move (move.c), up to where the guest runs there; but the QEMU there gets visit=on: its move
+ * Picture      as farfork move (move.c), by attaching, up to where the guest runs there; but its move there has visit=on: it
  *              is never complete, and the QEMU here serves the guest's memory as long as it is away
  *              --data: plugged in there
  *              until a command here has ended, or a signal comes: watch both QEMUs; a guest that has asked for its visit
@@ -20,8 +20,6 @@
  *              (visit_by_hand()).
  *              --fallback go: a guest whose host is lost is taken back as it went, as that of a move
  *              (move_fallback.c), until its return begins (visit_disks.c).
- *              Of a QEMU without patches all of that is done by attaching, and the guest comes home into another QEMU
- *              (visit_attach.c).
  * Limits       its disks are on shared storage, and are not copied. The way to the agent has to last as long as the
  *              visit: without it nobody tells the QEMU there to send the guest back.
  */
@@ -31,7 +29,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "autojson.h"
+#include "failpoint.h"
 #include "guest_port.h"
 #include "visit.h"
 
@@ -106,14 +104,10 @@ void visit_free(struct visit *v)
 
 int visit_check(struct move *m, struct ff_error *why)
 {
-    FF_AUTO_JSON json_t *list = NULL;
-    int rc = m->via == VIA_ATTACH ? visit_attach_check(m, why) : qmp_command(m->s.qmp, "query-commands", NULL, &list, why);
+    int rc = ff_failpoints_start(why);
 
     if (rc)
         return rc;
-    if (m->via != VIA_ATTACH && !json_find(list, "name", "x-rdma-postcopy-return"))
-        return ff_error_set(why, ENOTSUP, "%s: its QEMU has no x-rdma-postcopy-return: it is older than this program",
-                            m->s.o.parent_path);
     if (!m->was_running)
         return ff_error_set(why, EINVAL, "this guest is paused, and works nowhere: let it run");
     if (m->plug.n || m->n_devices)
@@ -295,17 +289,6 @@ static void try_home(struct move *m, uint64_t *next_ms)
         visit_say(m, "what was unplugged is not there again: %s", why.text);
 }
 
-/* Its way home was begun by somebody's hand */
-static void follow_by_hand(struct move *m)
-{
-    struct ff_error why = {0};
-
-    visit_say(m, "somebody brings it home");
-    m->visit->coming_ms = ff_now_exact_ms();
-    if (visit_follow_home(m, &why))
-        visit_say(m, "it did not come home: %s", why.text);
-}
-
 /* What it needs there, and what it is there for. It comes home at once where that fails */
 static void begin_work(struct move *m)
 {
@@ -368,10 +351,8 @@ void visit_stay(struct move *m)
         look_for_call(m);
         say_lost_there(m); /* a signal that came before it says so leaves nothing */
         say_wait(m);
-        if (m->via == VIA_ATTACH && !strcmp(m->status, "completed"))
+        if (!strcmp(m->status, "completed"))
             visit_attach_is_home(m);
-        else if (move_returns(m) || !strcmp(m->status, "completed"))
-            follow_by_hand(m);
         else if (v->wanted && !is_paused(m) && ff_now_ms() >= next_ms)
             try_home(m, &next_ms);
         if (is_left_alone(m))

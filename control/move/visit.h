@@ -41,7 +41,7 @@ struct visit {
     bool said_taking;     /* that it is being taken back */
     bool said_lost;       /* that it may be, once its host is known to be lost */
     uint64_t lost_until_ms; /* with --until: left there then, when it goes on; 0: its agent is heard */
-    char *port_here;      /* the guest's port, of the QEMU made anew here; NULL: it is home in the same one, or has none */
+    char *port_here;      /* the guest's port, of the QEMU made anew here; NULL: it is not home, or has none */
     char *asked;          /* the guest wants to go home: the word of that; NULL: it does not */
     bool signalled;       /* somebody here wanted it home, or not to go */
     enum move_outcome outcome; /* once it is over */
@@ -53,15 +53,13 @@ struct visit {
     bool runs_here;       /* on the way back: it does again, and its memory follows */
     bool over;            /* m->outcome is decided, and not AWAY */
     unsigned tries;       /* to come home */
-    unsigned port;        /* where the QEMU here listens for it; 0: it does not */
     char *address;        /* of this host, for the QEMU there */
     char had[32];         /* the guest's state there, before the last try; "": not known */
-    char there[32];       /* the QEMU there of its own migration, the way back, on the last try; "": none */
     double away_ms, coming_ms, here_ms, home_ms; /* when it got there, began to come, runs here, is complete; 0: not yet */
     double downtime_ms;   /* of the way back; < 0: not known */
     uint64_t back_bytes;  /* what came */
     char *touched;        /* what it has waited for there, before the last try; NULL: not known */
-    struct move *home;    /* by attaching: its way home, while there is one; */
+    struct move *home;    /* its way home, while there is one; */
     unsigned side;        /* the number there of who sends it; 0: nobody did yet */
     uint64_t prefill_bytes, fault_bytes; /* what came there, zeros apart */
     struct ff_error why;  /* the last try to come home failed */
@@ -81,13 +79,10 @@ void visit_stay(struct move *m);
 int visit_find_address(struct move *m, struct ff_error *why);
 /* One try to get it home. 0: it is, or m->visit->over; or it runs there as before */
 int visit_come_home(struct move *m, struct ff_error *why);
-/* Its way back has begun, by us or by somebody's hand: until it is decided. As visit_come_home() */
-int visit_follow_home(struct move *m, struct ff_error *why);
 char *visit_by_hand(const struct move *m); /* how a person brings it home; to be freed */
 
-/* visit_attach.c: of a QEMU without patches: what it cannot do; visit_come_home()'s try, once the guest has nothing there */
+/* visit_attach.c: visit_come_home()'s try, once the guest has nothing there */
 #define VISIT_BACK_QMP "1.back.qmp" /* a monitor of the QEMU there, for who sends it home */
-int visit_attach_check(const struct move *m, struct ff_error *why);
 int visit_attach_home(struct move *m, struct ff_error *why);
 int visit_link_socket(const char *name, const char *to); /* the socket @to is at @name, too: 0, -errno */
 void visit_attach_is_home(struct move *m); /* by another program, as the process beside the QEMU here says */

@@ -37,14 +37,6 @@
 #define FIRST_SIDE 3u
 #define HOME_SIDE 2u /* the process beside the QEMU made anew */
 
-/* --- what it has not by attaching --- */
-
-int visit_attach_check(const struct move *m, struct ff_error *why)
-{
-    (void)m;
-    return ff_failpoints_start(why);
-}
-
 /* --- a move to this host --- */
 
 static char *own_exe(const struct move *m)

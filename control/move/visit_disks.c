@@ -6,18 +6,18 @@
  * DOC: Theory of Operation
  *
  * Picture      here                                        there
- *              x-rdma-postcopy-return, fallback=off        the guest writes to overlays (move_fallback.c)
+ *              x-farfork-give-up                           the guest writes to overlays (move_fallback.c)
  *              from here on it is not taken back
  *                                                          x-rdma-postcopy-release, heard: it has heard that, and
  *                                                          needs no lease
  *                                                          each overlay: block-commit, pivot; removed
- *                                                          migrate
- * Invariants   1. No commit begins before the QEMU here has answered that it does not take the guest back: memory as
+ *              the way home (visit_attach.c)
+ * Invariants   1. No commit begins before the process beside the QEMU here has answered that it does not take the guest back: memory as
  *                 the guest went, with disks that are newer, would be another guest.
- *              2. Nor before the QEMU there has heard it: a lease that ends while a job writes would end that QEMU.
+ *              2. Nor before the one there has heard it: a lease that ends while a job writes would end that QEMU.
  *              3. An overlay is removed when the guest there has it no more, or when the guest was taken back. One that
  *                 is left is named by a note.
- *              The QEMU there refuses to send a guest home that has an overlay, whoever wants that.
+ *              The process there lets nobody send a guest home that has an overlay (attach_lease.c).
  * Failure      a commit that fails leaves the guest there, with that overlay; the next return tries it again. There is
  *              no fallback any more.
  */
@@ -34,7 +34,7 @@ bool visit_commits(const struct move *m)
     return m->made.n;
 }
 
-/* By the QEMU here, over a link: nobody's word is taken for it */
+/* By the process here, over a link: nobody's word is taken for it */
 static int await_released(struct move *m, struct ff_error *why)
 {
     uint64_t end = ff_now_ms() + (uint64_t)move_limit_ms(m);
@@ -54,8 +54,6 @@ int visit_disks_commit(struct move *m, struct ff_error *why)
     struct ff_error one;
     int first = 0;
 
-    if (m->via != VIA_ATTACH && !visit_commits(m))
-        return 0;
     if (visit_commits(m))
         visit_say(m, "what it wrote to its disks is committed on %s; from here on it cannot be taken back",
                   move_host(m)->node->host);

@@ -6,7 +6,7 @@
  * DOC: Theory of Operation
  *
  * Picture      the file of this guest, which forks of it have, too (working_set_file.h)
- *                --> --budget: the QEMU there, which listens: x-rdma-postcopy-working-set
+ *                --> --budget: the process there, which listens: x-rdma-postcopy-working-set
  *              before it comes home: the QEMU there --> memory
  *              at home, in whichever QEMU: memory --> the file
  *              With --budget that is what the file had, and what came on top; without, what this visit touched.

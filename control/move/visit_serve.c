@@ -175,7 +175,7 @@ static void begin_served_visit(struct visit_server *v, const struct guest_reques
     if (visit_init(&visit, &how, &why)) {
         fprintf(stderr, "farfork visit: %s\n", why.text);
     } else {
-        const struct move_way way = {.via = VIA_TRANSPORT, .visit = &visit};
+        const struct move_way way = {.via = VIA_ATTACH, .visit = &visit};
         code = move_run(&o, &none, &way, host);
     }
     end_served_visit(v, &visit, code);

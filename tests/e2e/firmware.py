@@ -15,10 +15,9 @@ import common
 import forked
 from attaching import Move
 from common import Failed, Skip
-from farfork_move import folder_of
 from forked import Clone, Parent, check_nothing_left, check_result, kill
 from lineplace import OVMF, VARIABLES, Console, make_variables
-from visits import Visit, until
+from visits import Visit, end_homes, until
 
 GUID = '3c1f0e52-6f0e-4d3c-9a52-0f1e2d3c4b5a'
 MIB = 256
@@ -65,11 +64,11 @@ def flash_of(pid):
 
 
 class Uefi(Parent):
-    def __init__(self, t, name, fmt, machine, faults=None):
+    def __init__(self, t, name, fmt, machine):
         own = os.path.join(t.work, name)
         self.serial, self.variables = own + '.serial', f'{own}.vars.{fmt}'
         make_variables(fmt)(self.variables)
-        super().__init__(t, 'tcg', mem_mib=MIB, machine=machine, faults=faults, extra=(
+        super().__init__(t, 'tcg', mem_mib=MIB, machine=machine, extra=(
             '-drive', f'if=pflash,format=raw,readonly=on,file={OVMF}/OVMF_CODE_4M.fd',
             '-drive', f'if=pflash,format={fmt},file={self.variables}',
             '-serial', f'unix:{self.serial},server=on,wait=off',
@@ -132,25 +131,27 @@ def move(t, parent, variables):
 
 
 def visit(t):
-    """QEMU writes to flash itself: that counts as written. Home loads it twice: the first return is in vain."""
-    with Uefi(t, 'visit', 'raw', 'q35', faults='dest.ready=fail@1') as home, Console(home.serial) as shell:
+    """QEMU writes to flash itself: that counts as written, also where the first return is in vain."""
+    with Uefi(t, 'visit', 'raw', 'q35') as home, Console(home.serial) as shell:
         shell.wait_shell(lambda: home.qmp('system_reset'))
         shell.remember('here')
         set_variable(shell, 'ffbefore', 'here')
         option, end = until(t, 'end')
-        with Visit(t, home, *option) as v:
+        with Visit(t, home, *option, faults='visit.home=fail@1') as v:
             v.away()
-            with Console(serial_there(folder_of(v), 1)) as there:
+            with Console(serial_there(v.folder_there(), 1)) as there:
                 there.recall('here')
                 set_variable(there, 'ffaway', 'that')
             common.write_file(end, '')
             v.end(0, 'home')
-        shell.recall('here')
-        set_variable(shell, 'ffafter', 'home')
-        flush(lambda name, how: home.qmp(name, **how))
-        got = {n: variable_in(home.variables, n) for n in ('ffbefore', 'ffaway', 'ffafter')}
-        if got != {'ffbefore': 'here', 'ffaway': 'that', 'ffafter': 'home'}:
-            raise Failed(f'variables: {got}')
+            with Console(serial_there(v.folder_home(), 1)) as shell:
+                shell.recall('here')
+                set_variable(shell, 'ffafter', 'home')
+            flush(lambda *how: forked.ask(f'{v.folder_home()}/1.qmp', *how))
+            got = {n: variable_in(home.variables, n) for n in ('ffbefore', 'ffaway', 'ffafter')}
+            if got != {'ffbefore': 'here', 'ffaway': 'that', 'ffafter': 'home'}:
+                raise Failed(f'variables: {got}')
+            end_homes(v.base)
 
 
 def uefi(t, name, fmt, machine):
