@@ -351,10 +351,14 @@ void promote_over(struct move *m)
         return;
     }
     give_disks_back(m);
-    if (p->parent_pid && p->parent_ran && !p->is_here && m->sent)
+    if (!m->sent || !p->parent_ran) /* nobody has stopped it */
+        return;
+    if (!p->is_here)
         session_note(&m->s, "the parent goes on at %s; if it is paused there, the process beside the new QEMU was killed: give it cont",
                      p->host);
-    else if (p->parent_pid && p->parent_ran && p->is_here && bring_parent_back(p, &why))
+    else if (process_look(p->parent_pid, p->parent_start) == PROCESS_GONE)
+        session_note(&m->s, "the parent, %s, has ended: its guest runs nowhere, unless somebody else has moved it", p->parent_qmp);
+    else if (bring_parent_back(p, &why))
         session_note(&m->s, "the parent, %s: %s: give it cont", p->parent_qmp, why.text);
 }
 

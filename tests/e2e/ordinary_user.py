@@ -17,6 +17,7 @@ from common import Failed, Micro, Skip, check_ledger, check_move, event_names
 from farfork_move import there
 from forked import (ELSEWHERE, Child, Clone, ForkParent, check_nothing_left, check_result, kill,
                     snapshot)
+from promote import promoted
 
 MIB = 64
 LIMIT_S = 260
@@ -96,6 +97,8 @@ def inside(t):
     for kind in ('anon', 'memfd'):
         with t.case(f'vmclone to this host, {kind}, {accel}'):
             fork(t, accel, kind)
+        with t.case(f'farfork promote, {kind}, {accel}'):
+            promoted(t, kind)
     with t.case(f'vmclone to another host, {accel}'):
         fork(t, accel, 'anon', *ELSEWHERE, hosts=['h1=127.0.0.1'])
     with t.case(f'a move under -sandbox, {accel}'):

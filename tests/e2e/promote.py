@@ -7,6 +7,7 @@ in one place, and where none runs somebody says so.
 """
 import contextlib
 import glob
+import itertools
 import os
 import signal
 import socket
@@ -22,6 +23,7 @@ from overlays import io
 
 MIB = 64
 LOAD = 'report_ms=400 sweep=1'
+GUESTS = itertools.count()
 WAITS_MS = (60, 200, 350, 550, 800, 1200)
 STOPPED = 'attach.replaced=delay:4000000'      # the parent stands still, and GO has not come
 
@@ -68,7 +70,7 @@ def check_promoted(t, p, parent, child, sweep=True):
     if not r['replaced_ended'] or os.path.realpath(parent.second) != r['qmp'] or not is_running(parent.second):
         raise Failed(f'{parent.second} leads to {os.path.realpath(parent.second)}: {r}')
     if sweep:
-        with There(t, 'guest', r['rundir'], r['pid']) as guest:
+        with There(t, f'guest{next(GUESTS)}', r['rundir'], r['pid']) as guest:
             common.check_ledger(guest, sweeps=1)
     return r
 
@@ -258,7 +260,7 @@ def travels(t, mib, percent):
                 say(f'      {mib} MiB, {wrote} KiB written, {r["came_bytes"] >> 10} KiB came: {r["phases_ms"]}')
                 if r['came_bytes'] > wrote * 1024 * 1.1:
                     raise Failed(f'{r["came_bytes"]} bytes came, {wrote} KiB were written')
-                with There(t, 'guest', r['rundir'], r['pid']) as guest:
+                with There(t, f'guest{next(GUESTS)}', r['rundir'], r['pid']) as guest:
                     common.check_ledger(guest)
                 kill(p.base, 'p')
             kill(c.base, 'f')
@@ -285,7 +287,7 @@ def from_elsewhere(t, has_image):
                 wait_for('end of the child', 10, lambda: not alive(kids[1].pid))
                 if os.path.realpath(parent.second) != r['qmp'] or not is_running(parent.second):
                     raise Failed(f'{parent.second} leads to {os.path.realpath(parent.second)}: {r}')
-                with There(t, 'guest', r['rundir'], r['pid']) as guest:
+                with There(t, f'guest{next(GUESTS)}', r['rundir'], r['pid']) as guest:
                     common.check_ledger(guest, sweeps=1)
                 kids[0].check(before)
                 kill(p.base, 'p')
