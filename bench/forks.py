@@ -2,7 +2,7 @@
 #
 # forks.py - one fork of the micro guest into children, by vmclone or as stock QEMU can
 """
-    run = one_fork(t, way, guest, n)         # a run of clone.py's groups, never a Failed
+    run = one_fork(t, way, guest, n)         # a run of clone_groups.py, never a Failed
 
 Picture (host's clock)
     0  the command      vmclone is started; stock: `migrate` to a file at the parent

@@ -47,7 +47,8 @@ on_kernel = LAB_TIMEOUT=5400 lab/lab --kernel $(1) env -u CI tests/run --abreast
 fetch-kernels: lab-parts
 	@for k in $(KERNELS); do BUILD='$(abspath $(BUILD))' lab/lab --kernel $$k --describe | sed 's/^/  LAB     /'; done
 
-check-kernels: fetch-kernels tools $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS) $(E2E_PROGRAMS) $(BUILD)/guests/micro.elf
+check-kernels: fetch-kernels tools $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS) $(E2E_PROGRAMS) $(BUILD)/guests/micro.elf \
+    $(BUILD)/tests/e2e/$(E2E_STOCK_bookworm)
 	@$(foreach k,$(KERNELS),echo 'kernel $(k)' && $(RUN_ENV) $(call on_kernel,$(k)) &&) true
 
 # --- the verbs link on a kernel's own RDMA stack: part of `make check` ---
@@ -66,13 +67,12 @@ RUN_LAB := \
     'lab/lab tests/lab/killed_early.py:1020' \
     'lab/lab tests/lab/attach_verbs.py:1020' \
     'lab/lab tests/lab/resume_verbs.py:1020' \
-    'lab/lab tests/lab/clone_verbs.py:1020' \
     'lab/lab --kernel $(OLDEST) tests/run "$(BUILD)/tests/loop/page_pools tcp off:250" \
         "tests/lab/on_kernel.py doctor move-anon fork-verbs:400":1020'
 
 # And what make check-full has more
 RUN_LAB_MORE := $(foreach t,killed_late clock_jumps move_library,'lab/lab tests/lab/$t.py:1020') \
-    'lab/lab tests/lab/loop_verbs --more:1020' 'lab/lab tests/lab/clone_verbs.py --more:1020' \
+    'lab/lab tests/lab/loop_verbs --more:1020' \
     'lab/lab tests/lab/attach_verbs.py --more:1020' 'lab/lab tests/lab/killed_early.py --more:1020'
 
 # Fetched before any test's time runs, and said; if it is not to be had, the tests say why

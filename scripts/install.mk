@@ -46,7 +46,6 @@ install: install-host lib linux-guest $(BUILD)/guests/micro.elf bench-programs
 
 install-qemu: $(BUILD)/bin/qemu-system-x86_64
 	install -D -s -t $(INSTALLED)/lib/farfork/bin $(BUILD)/bin/qemu-system-x86_64
-	install packaging/qemu-may-fork $(INSTALLED)/lib/farfork/bin/qemu-system-x86_64-may-fork
 	$(if $(QEMU_MODULES),install -D -m 644 -t $(INSTALLED)/lib/farfork/lib/qemu \
 	    $(QEMU_MODULES))
 

@@ -99,7 +99,7 @@ $(BUILD)/tests/loop/model_accepts: LOOP_MORE := $(MODEL_PARTS) -Wl,--wrap=ff_lin
 
 # --- e2e: what its tests run beside QEMU ---
 
-E2E_PROGRAMS := $(addprefix $(BUILD)/tests/e2e/,image_agent outside_look state_between)
+E2E_PROGRAMS := $(addprefix $(BUILD)/tests/e2e/,outside_look state_between)
 $(E2E_PROGRAMS): $(BUILD)/%: %.c $(BUILD)/lib/libtools.a $(BUILD)/lib/libfarfork.a | $(DEPS_ALL)
 	@mkdir -p $(@D)
 	@echo "  TEST    $@"

@@ -65,8 +65,7 @@ static char *replace(const char *value, const char *type, const char *key, const
 }
 
 /* Ids of hubs that take what a tap does, headers and offloads: the guest's driver knows of those.
- * net/hub.c of the patched QEMU has the same number; for any other QEMU an agent puts a tap there that
- * leads nowhere (net_dead_end_tap) */
+ * an agent puts a tap there that leads nowhere (net_dead_end_tap) */
 #define FARFORK_HUB 0x46460000u
 
 /* As many as the NIC has, which must be as many in a child */

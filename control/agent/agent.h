@@ -80,7 +80,7 @@ size_t agent_vms_starting(const struct agent_vms *k); /* of those: they do not r
  * @o: {"number": N, "argv": [..], "log": PATH, "cwd": FOLDER, "qmp": PATH (for the state file),
  *     "before": [[..], ..] commands that must succeed first, "files": [..] that are made before
  *     those, empty (overlay_records_make()), "private": [..], as agent_private_write(), "channel":
- *     agent_port_new(), "side": true where no guest is in it, "beside": of a QEMU that knows nothing of Farfork:
+ *     agent_port_new(), "side": true where no guest is in it, "beside": of a child of a fork:
  *     agent_beside.h}; the last eight may be missing
  *
  * Return: 0: a process is there; whether it becomes the program is found out by

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * agent_beside.c - a thread beside each child whose QEMU knows nothing of Farfork
+ * agent_beside.c - a thread beside each child's QEMU
  */
 /**
  * DOC: Theory of Operation
  *
- * Purpose      do from outside what qemu-patches/src/farfork-child.c does inside: the child is any QEMU, started with
- *              -S -incoming defer and a monitor for this thread alone.
+ * Purpose      a child is any QEMU, started with -S -incoming defer and a monitor for this thread alone, which gives it its
+ *              memory and its state.
  * Picture      find its RAM blocks; `migrate-incoming` of a socket, of which nothing comes yet
  *              ff_child_attach(): CONNECTED; wait for the image
  *                files by add-fd; the watcher maps them privately over RAM, and watches: ATTACHED
@@ -21,8 +21,7 @@
  *                 watcher (watcher.h); without a watcher the child waits. It never reads zeros.
  *              3. Its guest runs by this thread's `cont` alone, which comes after RUN.
  * Failure      The reason goes to the child's log, and the agent ends the child.
- * Limits       Other than in Farfork's QEMU: a device whose state has its MAC (e1000e, vmxnet3) does not load where the
- *              child's differs; what a virtio-serial port holds for a slow reader stays; devices start with the vCPUs.
+ * Limits       What a virtio-serial port holds for a slow reader stays; devices start with the vCPUs.
  */
 #include <errno.h>
 #include <fcntl.h>

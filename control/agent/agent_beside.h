@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * agent_beside.h - a thread beside each child whose QEMU knows nothing of Farfork
+ * agent_beside.h - a thread beside each child's QEMU
  */
 #ifndef FF_CONTROL_AGENT_AGENT_BESIDE_H
 #define FF_CONTROL_AGENT_AGENT_BESIDE_H

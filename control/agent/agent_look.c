@@ -11,7 +11,7 @@
 #define EVENTS_A_TURN 64
 #define EXIT_LIMIT_MS 30000 /* what QEMU may take to end in good order: disks are flushed */
 
-/* A QEMU that knows nothing of Farfork has a thread beside it. Without one it would wait for ever */
+/* A child of a fork has a thread beside it. Without one it would wait for ever */
 static int begin_beside(struct agent *a, struct agent_vm *vm, struct ff_error *why)
 {
     FF_AUTO_FREE char *watcher = xprintf("%s/" AGENT_WATCHER_SOCKET, a->dir);

@@ -5,8 +5,8 @@
 /**
  * DOC: Theory of Operation
  *
- * Purpose      what a QEMU with Farfork's patches does when it is told x-farfork-export (qemu-patches/src/farfork-fork.h), from
- *              outside by vm/attach/. vmclone starts it, and speaks to it as to such a QEMU; other commands go on to the QEMU.
+ * Purpose      freeze a guest for a moment, and serve its memory as it was. vmclone starts it, and speaks QMP to it; commands
+ *              other than the four below go on to the QEMU.
  *
  * Picture      vmclone  == QMP, a socket pair ==  this  == QMP ==  QEMU, any
  *              x-farfork-export:

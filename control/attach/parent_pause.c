@@ -35,7 +35,7 @@ static int ask_status(struct parent *p, char status[32], bool *running, struct f
     return 0;
 }
 
-/* As a QEMU with the patches calls its machine: children compare it */
+/* What children compare */
 static int ask_config(struct parent *p, struct ff_error *why)
 {
     FF_AUTO_JSON json_t *type = NULL, *target = NULL;

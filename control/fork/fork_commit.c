@@ -67,7 +67,7 @@ static int job_end(struct job *j, const json_t *o)
     return rc ? rc : gone;
 }
 
-/* 1: it has ended well. Not by events: the process beside an unpatched QEMU does not pass them on */
+/* 1: it has ended well. Not by events: the process beside the QEMU does not pass them on */
 static int job_look(struct job *j, int limit_ms)
 {
     FF_AUTO_JSON json_t *jobs = NULL;

@@ -15,7 +15,6 @@
 #include "system/cpus.h"
 #include "system/runstate.h"
 #include "compat.h"
-#include "farfork-fork.h"
 #include "rdma-postcopy.h"
 #include "rdma-postcopy-state.h"
 
@@ -142,7 +141,6 @@ void rdma_postcopy_shutdown(MigrationState *s)
 {
     rp_set(&rp.quitting, true);
     rp_collapse_stop();
-    farfork_child_shutdown();
     if (rp_is(&rp.comes_back)) { /* nothing comes home any more */
         rp_end_return();
     }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * What rdma-postcopy migration and forks share: guest memory as libfarfork's
- * regions, what is refused before the guest stops, devices saved and loaded,
+ * Guest memory as libfarfork's regions, devices saved and loaded,
  * the pages that the CPUs touch first: for each vCPU instruction, stack,
  * descriptor tables, task state and GS bases, with the page tables that lead
  * there; for each virtqueue where its rings begin
@@ -20,7 +19,6 @@
 #include "qapi/error.h"
 #include "qemu/error-report.h"
 #include "qemu/main-loop.h"
-#include "farfork-fork.h"
 #include "migration/migration.h"
 #include "migration/qemu-file.h"
 #include "rdma-postcopy-ram.h"
@@ -130,7 +128,6 @@ void rp_drop_blocks(void)
 struct ff_region rp_region(unsigned i)
 {
     RAMBlock *block = rp_block[i];
-    const struct fc_image *image = fc_image_of(block);
     bool shared = qemu_ram_is_shared(block);
 
     return (struct ff_region) {
@@ -139,12 +136,68 @@ struct ff_region rp_region(unsigned i)
         .len_bytes = qemu_ram_get_used_length(block),
         .psize = qemu_ram_pagesize(block),
         .fd = shared ? block->fd : -1,
-        .fd_offset = image ? image->offset : block->fd_offset,
+        .fd_offset = block->fd_offset,
         /* not a private mapping of a file that others may write to */
         .zero_fill = shared == (block->fd >= 0),
-        .is_private = image,
-        .private_fd = image ? image->fd : -1,
+        .private_fd = -1,
     };
+}
+
+enum mapped {
+    AS_BY_QEMU,
+    VIEW_OF_ITS_FILE, /* private, of a guest that was forked from outside */
+    VIEW,             /* of another file: of a child of such a fork; or it is not known */
+};
+
+/* How the kernel has it; @maps: /proc/self/maps */
+static enum mapped how_mapped(RAMBlock *block, const char *maps)
+{
+    uintptr_t at = (uintptr_t)qemu_ram_get_host_addr(block);
+    uintptr_t end = at + qemu_ram_get_used_length(block);
+    bool shared = qemu_ram_is_shared(block);
+    enum mapped how = AS_BY_QEMU;
+    struct stat st = { 0 };
+
+    if (block->fd >= 0 && fstat(block->fd, &st) < 0) {
+        return VIEW;
+    }
+    for (const char *line = maps; *line; line += strcspn(line, "\n") + 1) {
+        unsigned long from, to, inode;
+        char perms[5];
+
+        if (sscanf(line, "%lx-%lx %4s %*x %*x:%*x %lu", &from, &to, perms, &inode) != 4) {
+            return VIEW;
+        }
+        if (to <= at || from >= end) {
+            continue;
+        }
+        if (block->fd < 0 ? inode && perms[3] == 'p' : inode != st.st_ino) {
+            return VIEW;
+        }
+        if (block->fd >= 0 && shared && perms[3] == 'p') {
+            how = VIEW_OF_ITS_FILE;
+        }
+    }
+    return how;
+}
+
+struct ff_region rp_region_to_leave(unsigned i)
+{
+    g_autofree char *maps = NULL;
+    struct ff_region r = rp_region(i);
+    enum mapped how = g_file_get_contents("/proc/self/maps", &maps, NULL, NULL)
+                      ? how_mapped(rp_block[i], maps) : VIEW;
+
+    if (how != AS_BY_QEMU) {
+        r.fd = -1;
+    }
+    if (how == VIEW_OF_ITS_FILE) {
+        r.is_private = true;
+        r.private_fd = rp_block[i]->fd;
+    } else if (how == VIEW) {
+        r.zero_fill = false;
+    }
+    return r;
 }
 
 const char *rp_machine_config(void)
@@ -175,9 +228,8 @@ void rp_log_line(enum ff_level level, const char *line)
  * a notification of the guest (virtio-gpu): it writes guest memory and begins the next request.  What
  * is still scheduled when devices are saved is no part of their state, and would write to memory that
  * is an image by then.  Which bottom half is a device's cannot be told, so that all of the main loop
- * run, those of nested loops and of the outermost one.  In a fork no command of QMP is among them: one
- * is being executed.  A move does this from a bottom half of its own: a command that has come runs here,
- * as it would between any two of the pause's.
+ * run, those of nested loops and of the outermost one.  A command that has come runs here, too, as it
+ * would between any two of the pause's.
  */
 bool rp_settle_devices(Error **errp)
 {

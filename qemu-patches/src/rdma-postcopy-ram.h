@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * What the files of rdma-postcopy migration and of forks share
+ * What the files of rdma-postcopy migration share
  */
 #ifndef MIGRATION_RDMA_POSTCOPY_RAM_H
 #define MIGRATION_RDMA_POSTCOPY_RAM_H
@@ -20,11 +20,10 @@ struct rp_first_touch {
     unsigned n;
 };
 
-/* For a move, or a @fork */
-bool rp_check_host(bool fork, Error **errp);
+bool rp_check_host(Error **errp);
 
 /*
- * Under the BQL, of a guest that is to leave or to be forked: does no job and
+ * Under the BQL, of a guest that is to leave: does no job and
  * no export write to a disk of this QEMU's?
  */
 bool rp_check_disks(Error **errp);
@@ -49,15 +48,6 @@ bool rp_check_fallback(const struct ff_address *a, Error **errp);
 /* Destination, after rp_collect_blocks(): may all blocks be emptied? */
 bool rp_check_emptying(Error **errp);
 
-/* Fork, in the pause: does no CPU of KVM hold pages but by their addresses? */
-bool rp_check_nested(Error **errp);
-
-/*
- * Fork, under the BQL: may shared memory be mapped anew?  What its source
- * could not read is poisoned in this mapping alone: its file has holes there
- */
-bool rp_check_poison(Error **errp);
-
 bool rp_collect_blocks(Error **errp);
 
 /* Under the BQL: was one added, unplugged or removed since they were collected? */
@@ -67,6 +57,12 @@ bool rp_blocks_changed(void);
 void rp_hold_blocks(void);
 void rp_drop_blocks(void);
 struct ff_region rp_region(unsigned i);
+
+/*
+ * Source: as rp_region().  A process that has forked the guest from outside
+ * has put a private view of a file there, of which QEMU knows nothing
+ */
+struct ff_region rp_region_to_leave(unsigned i);
 const char *rp_machine_config(void);
 void rp_first_touch(struct rp_first_touch *ft);
 void rp_log_line(enum ff_level level, const char *line);

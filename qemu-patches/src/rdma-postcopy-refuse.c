@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * rdma-postcopy migration and forks: what cannot work is refused by name,
- * before the guest stops
+ * rdma-postcopy migration: what cannot work is refused by name, before the
+ * guest stops
  */
 #include "qemu/osdep.h"
 #include "block/block_int.h"
@@ -24,7 +24,7 @@
 #include "system/hw_accel.h"
 #include "system/kvm.h"
 
-static bool check_capabilities(bool fork, Error **errp)
+static bool check_capabilities(Error **errp)
 {
     const struct {
         bool on;
@@ -54,11 +54,6 @@ static bool check_capabilities(bool fork, Error **errp)
     }
     if (migrate_mode() != MIG_MODE_NORMAL) {
         error_setg(errp, "rdma-postcopy does not combine with a mode other than normal");
-        return false;
-    }
-    if (fork && migrate_tls()) {
-        error_setg(errp, "a fork does not combine with the parameter tls-creds: vmclone makes a "
-                   "key for it; empty tls-creds");
         return false;
     }
     return true;
@@ -136,13 +131,13 @@ static bool check_devices(Error **errp)
     return true;
 }
 
-bool rp_check_host(bool fork, Error **errp)
+bool rp_check_host(Error **errp)
 {
 #ifndef TARGET_X86_64
     error_setg(errp, "rdma-postcopy moves x86_64 guests only");
     return false;
 #endif
-    return check_capabilities(fork, errp) && check_devices(errp);
+    return check_capabilities(errp) && check_devices(errp);
 }
 
 static const char *image_of(BlockDriverState *bs)
@@ -278,56 +273,6 @@ bool rp_check_emptying(Error **errp)
                 "that file, which others may use, for the incoming guest: start the destination "
                 "with share=on, memory-backend-memfd or anonymous memory",
                 block->idstr);
-            return false;
-        }
-    }
-    return true;
-}
-
-bool rp_check_poison(Error **errp)
-{
-    if (rp.poisoned) {
-        error_setg(errp, "cannot freeze shared guest memory: when the guest was moved to here its "
-                   "source could not read all of it (poisoned memory), and a fork would read "
-                   "zeros there: reboot the guest in a new QEMU, or use anonymous memory");
-    }
-    return !rp.poisoned;
-}
-
-#ifdef TARGET_X86_64
-/*
- * While it runs a guest of its guest, KVM reaches pages that the two share by
- * where they were when that was entered; so it does, for as long as it is in
- * use, with an enlightened VMCS.  They would stay behind in the image, and be
- * written to.
- */
-static bool holds_pages(CPUState *cs)
-{
-    struct kvm_nested_state *nested;
-
-    cpu_synchronize_state(cs);
-    nested = cpu_env(cs)->nested_state;
-    return nested && nested->flags & (KVM_STATE_NESTED_GUEST_MODE |
-                                      KVM_STATE_NESTED_EVMCS);
-}
-#else
-static bool holds_pages(CPUState *cs)
-{
-    return false;
-}
-#endif
-
-bool rp_check_nested(Error **errp)
-{
-    CPUState *cs;
-
-    CPU_FOREACH(cs) {
-        if (kvm_enabled() && holds_pages(cs)) {
-            error_setg(
-                errp,
-                "cannot fork while CPU %d runs a guest of this guest (nested virtualization): try "
-                "again, or stop that one first",
-                cs->cpu_index);
             return false;
         }
     }

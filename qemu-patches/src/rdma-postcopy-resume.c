@@ -26,7 +26,6 @@
 #include "qemu/cutils.h"
 #include "qemu/error-report.h"
 #include <farfork-return.h>
-#include "farfork-fork.h"
 #include "rdma-postcopy.h"
 #include "rdma-postcopy-state.h"
 
@@ -293,12 +292,10 @@ bool rdma_postcopy_pause(Error **errp)
     QEMU_LOCK_GUARD(&rp.lock);
     bool away = rp_is(&rp.gave_away); /* once: a guest may just come home */
 
-    if (!rp.source && !rp.dest && farfork_child_is_idle(NULL)) {
+    if (!rp.source && !rp.dest) {
         return false;
     }
-    if (!rp.source && !rp.dest) {
-        error_setg(errp, "a child of a fork cannot pause: nothing could resume it");
-    } else if (!(rp.dest && !away ? &rp.in : &rp.out)->reconnect_ms) {
+    if (!(rp.dest && !away ? &rp.in : &rp.out)->reconnect_ms) {
         error_setg(errp, "rdma-postcopy cannot pause with reconnect=0: nothing could resume it, "
                    "and the guest would be lost");
     } else if (rp.dest && rp_is(&rp.here) && !away) {

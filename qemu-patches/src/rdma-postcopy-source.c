@@ -471,9 +471,9 @@ void rdma_postcopy_start_outgoing(MigrationState *s, const char *address,
         goto fail;
     }
     for (unsigned i = 0; i < rp_n_blocks; i++) {
-        struct ff_region r = rp_region(i);
+        struct ff_region r = rp_region_to_leave(i);
 
-        if (rp.poisoned && r.fd >= 0) { /* its holes are zeros, or poisoned here */
+        if (rp.poisoned && (r.fd >= 0 || r.is_private)) { /* its holes are zeros, or poisoned here */
             r.zero_fill = false;
         }
         if (ff_source_add_region(rp.source, &r, err)) {

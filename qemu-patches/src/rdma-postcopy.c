@@ -38,7 +38,6 @@
 #include "qemu/main-loop.h"
 #include "system/runstate.h"
 #include "compat.h"
-#include "farfork-fork.h"
 #include "rdma-postcopy.h"
 #include "rdma-postcopy-state.h"
 
@@ -56,7 +55,7 @@ void rp_collapse_stop(void)
     rp.collapse = NULL;
 }
 
-bool rdma_postcopy_is_idle(Error **errp)
+static bool rp_is_idle(Error **errp)
 {
     rp_collapse_stop(); /* any migration comes first */
     if (rp_is(&rp.gave_away) || rp.source || rp.releasing || rp.dest) {
@@ -64,7 +63,7 @@ bool rdma_postcopy_is_idle(Error **errp)
                    rp_is(&rp.gave_away) ? "took this guest away" : "is under way");
         return false;
     }
-    return farfork_child_is_idle(errp);
+    return true;
 }
 
 bool rdma_postcopy_check_transport(MigrationAddress *addr, Error **errp)
@@ -75,20 +74,19 @@ bool rdma_postcopy_check_transport(MigrationAddress *addr, Error **errp)
     }
     if (rp_may_go_back()) {
         if (addr->transport == MIGRATION_ADDRESS_TYPE_RDMA_POSTCOPY) {
-            return rp_check_host(false, errp);
+            return rp_check_host(errp);
         }
         error_setg(errp, "this guest visits: it goes back by rdma-postcopy, to where it came from");
         return false;
     }
-    if (!rdma_postcopy_is_idle(errp)) {
+    if (!rp_is_idle(errp)) {
         return false;
     }
-    if (addr->transport != MIGRATION_ADDRESS_TYPE_RDMA_POSTCOPY &&
-        addr->transport != MIGRATION_ADDRESS_TYPE_FARFORK_CLONE) {
+    if (addr->transport != MIGRATION_ADDRESS_TYPE_RDMA_POSTCOPY) {
         rp.used = false; /* what query-migrate shows is another's */
         return true;
     }
-    return rp_check_host(addr->transport == MIGRATION_ADDRESS_TYPE_FARFORK_CLONE, errp);
+    return rp_check_host(errp);
 }
 
 /* A reset would write ROMs over an image, or over memory not loaded yet */
@@ -97,8 +95,7 @@ bool rdma_postcopy_forbids_reset(void)
     if (rp.resets) {
         return false;
     }
-    if (rp_is(&rp.frozen) || rp_is(&rp.gave_away) || (rp.dest && !rp_is(&rp.here)) ||
-        farfork_child_forbids_run()) {
+    if (rp_is(&rp.frozen) || rp_is(&rp.gave_away) || (rp.dest && !rp_is(&rp.here))) {
         warn_report("rdma-postcopy: reset ignored: this side does not own the "
                     "guest's memory");
         return true;
@@ -133,7 +130,7 @@ bool rdma_postcopy_forbids_cont(Error **errp)
 bool rdma_postcopy_forbids_run(void)
 {
     return rp_is(&rp.gave_away) || rp_is(&rp.frozen) || rp.refused || rp_is(&rp.no_lease) ||
-           (rp.dest && !rp_is(&rp.here)) || farfork_child_forbids_run();
+           (rp.dest && !rp_is(&rp.here));
 }
 
 bool rp_hold_discards(Error **errp)

@@ -20,12 +20,6 @@ void rdma_postcopy_start_outgoing(MigrationState *s, const char *address,
                                   Error **errp);
 void rdma_postcopy_start_incoming(const char *address, Error **errp);
 
-/* A clone of a guest: the address is SOCKET[,number=N][,net=keep|isolated] */
-void farfork_child_start(const char *address, Error **errp);
-
-/* In a fork server it returns in its children, with their arguments */
-void farfork_serve_forks(int *argc, char ***argv);
-
 /* True: the outgoing migration is ours, and was told if it is not too late */
 bool rdma_postcopy_cancel(MigrationState *s);
 
@@ -87,15 +81,6 @@ static inline void rdma_postcopy_start_incoming(const char *address,
                                                 Error **errp)
 {
     error_setg(errp, "this QEMU was built without libfarfork");
-}
-
-static inline void farfork_child_start(const char *address, Error **errp)
-{
-    error_setg(errp, "this QEMU was built without libfarfork");
-}
-
-static inline void farfork_serve_forks(int *argc, char ***argv)
-{
 }
 
 static inline bool rdma_postcopy_cancel(MigrationState *s)

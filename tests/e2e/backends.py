@@ -1,17 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""backends.py - memory that was given a NUMA policy, and a DIMM: moved and forked
+"""backends.py - memory that was given a NUMA policy, moved, and a DIMM, moved and forked
 
 The policy is one that each kernel with NUMA has: bind to node 0. What it is afterwards stands in
 /proc/PID/numa_maps. Limit: 120 s.
 """
-import contextlib
 import os
 
-import clone
 import common
-from clone import Agent, check_parent, check_went_on, export, snapshot, wait_exported
 from common import Failed, Micro, Skip, check_ledger, check_move
+from forked import Child, Clone, Parent, check_nothing_left, check_result, kill, snapshot
 from memory import Memory, compare
 
 MIB = 32
@@ -55,25 +53,6 @@ def policy_moved(t, accel):
         check_ledger(src, dst)
 
 
-def policy_forked(t, name, accel, backend, huge_mib=0):
-    t.reserve_huge(huge_mib)
-    with contextlib.ExitStack() as stack:
-        parent = stack.enter_context(bound(t, f'{name}-p', accel, backend))
-        parent.start_load()
-        check_bound(parent)
-        agent = stack.enter_context(Agent(t, f'{name}-agent'))
-        before = snapshot(parent)
-        export(parent, 'f', agent.target(lend=True))
-        check_bound(parent)
-        kid = stack.enter_context(bound(t, f'{name}-kid', accel, backend,
-                                        f'farfork-clone:{agent.socket},number=0'))
-        check_went_on(before, kid)
-        check_bound(kid)
-        clone.complete([kid])
-        check_parent(parent)
-        wait_exported(parent, 'f')
-
-
 def fill(guest, name):
     """Write a pattern into a block that the guest does not use."""
     _, start, size = block(guest, name)
@@ -96,33 +75,27 @@ def check_filled(guest, other, name):
 
 def dimm(t, accel):
     """A guest with a DIMM moves, and is forked where it came to."""
-    with contextlib.ExitStack() as stack:
-        src = stack.enter_context(Micro(t, 'dimm-a', accel, 'memfd', MIB, extra=DIMM))
-        dst = stack.enter_context(Micro(t, 'dimm-b', accel, 'memfd', MIB, extra=DIMM,
-                                        incoming=True))
+    with Micro(t, 'dimm-a', accel, 'memfd', MIB, extra=DIMM) as src, \
+            Parent(t, accel, DIMM, MIB, memory='memfd', incoming=True, load=None) as dst:
         src.start_load()
         fill(src, 'more')
         check_move(common.move(src, dst))
         check_filled(dst, src, 'more')
         check_ledger(src, dst)
-        agent = stack.enter_context(Agent(t, 'dimm-agent'))
         before = snapshot(dst)
-        export(dst, 'f', agent.target(lend=True))
-        kid = stack.enter_context(clone.child(t, agent, 0, accel, 'memfd', mem_mib=MIB, extra=DIMM))
-        check_went_on(before, kid)
-        clone.complete([kid])
-        check_filled(kid, dst, 'more')
-        check_parent(dst)
+        with Clone(t, dst, 1) as c:
+            check_result(c, 0, {'complete': 1})
+            kid = Child(c.children[0], dst)
+            kid.check(before)
+            check_filled(kid, dst, 'more')
+            kill(c.base, 'f')
+            check_nothing_left(c, dst)
 
 
 def run(t):
     accel = t.best_accel()
     with t.case('NUMA policy, moved'):
         policy_moved(t, accel)
-    with t.case('NUMA policy, forked, anonymous'):
-        policy_forked(t, 'anon', accel, 'ram')
-    with t.case('NUMA policy, forked, hugetlb'):
-        policy_forked(t, 'huge', accel, 'memfd,hugetlb=on,hugetlbsize=2M,share=on', 4 * MIB + 32)
     with t.case('a DIMM, moved and forked'):
         dimm(t, accel)
 

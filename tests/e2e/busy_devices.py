@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""busy_devices.py - devices that are in the middle of something as their guest is moved or forked; limit: 100 s
+"""busy_devices.py - devices that are in the middle of something as their guest is moved; limit: 100 s
 
 busy_devices.py [scsi] [usb] [gpu]: these alone. What pvscsi, USB storage behind EHCI and virtio-gpu leave
 to bottom halves when the guest stops is done before their state is saved: the source's memory does not
@@ -19,7 +19,6 @@ import time
 
 import common
 from attach_stream import BETWEEN, between, second
-from clone import Agent, child, complete, export
 from common import Failed, Micro, check_ledger, say, status, wait_for
 from memory import Memory
 
@@ -313,26 +312,11 @@ def attached(t, accel, devices):
         check_ledger(a, b, sweeps=1)
 
 
-def forked(t, accel, devices):
-    with contextlib.ExitStack() as stack:
-        m = Machine(t, devices, 'off', stack)
-        parent = m.micro('parent', accel)
-        agent = stack.enter_context(Agent(t, 'agent'))
-        m.start(parent)
-        export(parent, 'f', agent.target(False))
-        kid = stack.enter_context(child(t, agent, 0, accel, extra=m.options('agent-0')))
-        complete([kid])
-        m.check(kid, parent)
-        if status(parent) != 'running':
-            raise Failed(f'the parent is {status(parent)}')
-        check_ledger(parent, sweeps=1)
-
-
 def run(t):
     devices = sys.argv[1:] or list(ALL)
     accel = t.best_accel()
     say(f'      {" ".join(devices)}, {accel}')
-    for name, case in ('a move', moved), ('a move from outside', attached), ('a fork', forked):
+    for name, case in ('a move', moved), ('a move from outside', attached):
         with t.case(f'{name} of a guest with busy devices'):
             case(t, accel, devices)
 

@@ -42,8 +42,8 @@ E2E_TESTS := \
     tests/e2e/refuse.py:170 \
     tests/e2e/refuse_memory.py:120 \
     tests/e2e/backends.py:140 \
-    tests/e2e/clone.py:920 \
-    tests/e2e/fork_resume.py:400 \
+    tests/e2e/forked_moves.py:130 \
+    tests/e2e/fork_resume.py:200 \
     tests/e2e/agent_waves.py:60 \
     tests/e2e/ssh.py:220 \
     tests/e2e/agent_safe.py:260 \
@@ -101,14 +101,14 @@ E2E_TESTS := \
 # (stopped.py and take_back.py run some of their own cases at the same time: abreast.py.)
 E2E_BESIDE := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,break_after_go resume dump quit one_runner \
     meanwhile keys cancel sandbox tls_creds break_before_go lines farfork_move move_parents farfork_visit visit_guest visit_budget visit_stops visit_fallback move_fallback hold shut_down ssh \
-    who_runs clone clone_states clone_disks fork_resume vmclone touched vmclone_fed fork_again multicast pool agent_safe fork_fails \
+    who_runs forked_moves clone_states clone_disks fork_resume vmclone touched vmclone_fed fork_again multicast pool agent_safe fork_fails \
     ordinary_user overlays unfinished guest_identity hosts evacuate slurm devices_stay busy_devices attach_stream attach_blocks attach_move attach_after_go attach_options attach_fork attach_visit attach_children promote promote_net)),$(E2E_TESTS))
 
 # Those that `make check-full` runs with QEMU's other versions as well: what stands on its own migration
 # code, and on how it starts and stops a guest
 E2E_OF_QEMU := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,move_micro busy_devices precopy returns move_linux cancel \
     break_before_go break_after_go resume who_runs take_back shut_down hold dump quit unplug one_runner \
-    refuse refuse_memory clone vmclone vmclone_fed fork_fails farfork_move secrets tls_creds sandbox clone_disks \
+    refuse refuse_memory forked_moves farfork_move tls_creds \
     stock)),$(E2E_TESTS))
 
 # sshd for ssh.py: this Debian's, with what it needs, downloaded and not installed

@@ -90,6 +90,9 @@ class Child:
         self.start = None
         self._log = report.Log()
 
+    def qmp(self, command, **arguments):
+        return ask(self.qmp_path, command, arguments)
+
     def log(self):
         with open(self.console, 'rb') as f:
             f.seek(self.at)

@@ -196,8 +196,6 @@ def devices(t, accel):
         hv_balloon(t, accel)
     with t.case('a job, an export that writes'):
         jobs_and_exports(t, accel)
-    with t.case('a fork without /proc'):
-        no_proc(t, accel)
     with t.case('more memory regions than the wire has numbers for'):
         too_many_regions(t, accel)
     with t.case('a device that cannot be saved'):
@@ -236,7 +234,6 @@ def jobs_and_exports(t, accel):
                     'path': os.path.join(t.work, 'jobs.nbd')}})
             begin()
             say('      ' + refuses(src, texts, 'migrate', uri='rdma-postcopy:127.0.0.1:1'))
-            refuses(src, texts, 'x-farfork-export', id='f', targets=[{'uri': 'rdma-postcopy:127.0.0.1:1'}])
             end()
         common.wait_for('end of the export', 20, lambda: not src.qmp('query-block-exports'))
         src.qmp('block-export-add', type='nbd', id='r', node_name='n')     # a reader
@@ -247,21 +244,6 @@ def jobs_and_exports(t, accel):
         if "job 'j' (mirror) of disk " not in reason or 'STOP' not in common.event_names(src):
             raise Failed(f'{src.name}: reason "{reason}", events {common.event_names(src)}')
         end_mirror(src)
-        common.check_still_running(src)
-
-
-def no_proc(t, accel):
-    """Without /proc nobody knows what the process that holds the image has open."""
-    if os.geteuid():
-        raise Skip('a chroot needs root')
-    root = os.path.join(t.work, 'root')
-    os.makedirs(os.path.join(root, 'dev'))
-    with open(os.path.join(root, 'dev', 'null'), 'wb'):
-        pass                        # a fork needs this as well
-    with Micro(t, 'chroot', accel, mem_mib=MIB, extra=['-run-with', f'chroot={root}']) as src:
-        src.start_load()
-        say('      ' + refuses(src, 'needs /proc', 'x-farfork-export', id='f',
-                               targets=[{'uri': 'rdma-postcopy:127.0.0.1:1'}]))
         common.check_still_running(src)
 
 
@@ -309,9 +291,6 @@ def addresses(t, src):
     with t.case('address: no such host'):
         uri = 'rdma-postcopy:no-such-host.invalid:4444'
         fails(src, uri, ['no-such-host.invalid'])
-        # names are looked up before the process forks
-        say('      ' + refuses(src, 'look up no-such-host.invalid', 'x-farfork-export', id='f',
-                               targets=[{'uri': uri}]))
         never_stopped(src)
 
 

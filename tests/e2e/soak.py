@@ -374,16 +374,6 @@ def step(guest, draw, note):
     what = draw.choice((move, move, fork, fallback))
     if not guest.forks and what is not move:
         what = move         # what a guest has reported is not taken back
-    if what is fork and guest.now.armed:
-        # a fault that waits in it would break the fork's link instead
-        src, dst = guest.now, guest.qemu(incoming=True)
-        with Road(0) as road, contextlib.ExitStack() as ends:
-            ends.callback(dst.close)
-            begin(guest, dst, road, '')
-            if settle(src, dst, False) == 'moves':
-                has_moved(guest, dst, road)
-                ends.pop_all()
-            src.armed = None        # or that was it
     return what(guest, draw, note)
 
 

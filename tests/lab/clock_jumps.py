@@ -13,7 +13,6 @@ import threading
 import time
 
 import labplace                     # first: it knows where those of tests/e2e are
-import clone
 import common
 import farfork_move
 import fork_resume
@@ -77,9 +76,8 @@ def loop(program, cases):
 
 def run(t):
     common.place = OneHost()
-    clone.MIB = resume.MIB = fork_resume.MIB = forked.MIB = MIB
+    resume.MIB = forked.MIB = forked.FORK_MIB = MIB
     resume.SLOW = 'dest.prefill=delay:200000@1-30'
-    fork_resume.SLOW = 'dest.prefill=delay:2000000'
     for program, *cases in LOOPS:
         with t.case(f'{program}: {", ".join(cases)}'), jumping():
             loop(program, cases)
@@ -88,7 +86,7 @@ def run(t):
     with t.case('a limit passes, then by hand'), jumping():
         resume.time_is_up(t, 'tcg')
     with t.case('a limit of a fork passes, not early'), jumping():
-        fork_resume.for_good(t, 'tcg', False)
+        fork_resume.for_good(t, 'tcg')
     with t.case('farfork move'), jumping():
         farfork_move.one(t, 'tcg')
 

@@ -8,7 +8,6 @@ What the kernel lacks costs speed, never bytes: `farfork doctor` names it, and g
 fork find all of their memory right. A move with each kind of landing, one with a pass ahead, two
 forks of one parent: the second one finds pages that the parent has copied since. Limit: 700 s.
 """
-import contextlib
 import json
 import os
 import re
@@ -16,10 +15,9 @@ import subprocess
 import sys
 
 import labplace                     # first: it knows where those of tests/e2e are
-import clone
 import common
-from clone import Agent, check_parent, check_went_on, child, export
 from common import Failed, Micro, check_ledger, check_move, say
+from forked import Child, Clone, ForkParent, check_nothing_left, check_result, kill, snapshot
 from labplace import MIB
 
 # What `farfork doctor` names, and the Linux that has it first
@@ -62,40 +60,32 @@ def moves(t, kind, options):
 def forks(t, kind):
     """Twice: into two children and into one, of an agent that gets the memory's file, if there is
     one. That many guests under TCG under TCG have little each."""
-    with contextlib.ExitStack() as stack:
-        parent = stack.enter_context(Micro(t, 'p', 'tcg', kind, MIB // 2))
+    with ForkParent(t, 'tcg', memory=kind, mem_mib=MIB // 2) as parent:
         parent.start_load()
         for name, n in ('first', 2), ('second', 1):
-            with contextlib.ExitStack() as family:
-                agent = family.enter_context(Agent(t, name))
-                before = clone.snapshot(parent)
-                export(parent, name, agent.target(lend=True))
-                kids = clone.enter(family, [child(t, agent, i, 'tcg', kind, mem_mib=MIB // 2)
-                                            for i in range(n)])
-                for k in kids:
-                    check_went_on(before, k)
-                clone.complete(kids)
-                clone.wait_exported(parent, name)
-                check_parent(parent)
+            before = snapshot(parent)
+            with Clone(t, parent, n, '--timeout', '200', name=name) as c:
+                if c.end(400) or {k['state'] for k in c.children} != {'complete'}:
+                    raise Failed(f'{c.result} {c.err}')
+                for row in c.children:
+                    Child(row, parent).check(before)
+                kill(c.base, name)
+                check_nothing_left(c, parent)
 
 
 def fork_verbs(t):
-    """What the holder registers is a mapping of the memory's file: before Linux 6.2 one that it may write."""
-    ours, common.place = common.place, labplace.Lab()
-    try:
-        with Micro(t, 'p', 'tcg', 'memfd', MIB // 2) as parent, Agent(t, 'v') as agent:
-            parent.start_load()
-            before = clone.snapshot(parent)
-            export(parent, 'v', agent.target(lend=False))
-            with child(t, agent, 0, 'tcg', 'memfd', mem_mib=MIB // 2) as kid:
-                check_went_on(before, kid)
-                clone.complete([kid])
-            link = agent.wait('complete', 120)['link']
-            if link != 'verbs':
-                raise Failed(f'over {link}')
-            check_parent(parent)
-    finally:
-        common.place = ours
+    """What serves the image registers a mapping of the memory's file: before Linux 6.2 one that it may write."""
+    launcher = ('--launcher', 'ip netns exec {host} {cmd}')
+    with ForkParent(t, 'tcg', memory='memfd', mem_mib=MIB // 2) as parent:
+        parent.argv = labplace.Lab().argv(parent.argv, False)
+        parent.start_load()
+        before = snapshot(parent)
+        with Clone(t, parent, 1, '--timeout', '200', '--options', 'link=verbs', *launcher, hosts=['hostb=10.8.0.2'],
+                   prefix=labplace.Lab().argv([], False)) as c:
+            if c.end(400) or c.children[0]['state'] != 'complete':
+                raise Failed(f'{c.result} {c.err}')
+            Child(c.children[0], parent).check(before)
+            kill(c.base, 'f')
 
 
 CASES = {

@@ -7,7 +7,7 @@
  * one is not woken by that, but by a WAKE of its own userfaultfd; who comes later has no event. A
  * mapping is watched before it is made accessible. The danger: a private mapping that nobody
  * watches puts zeros into the file, and the next COPY fails.
- * Source: measured by this program; qemu-patches/src/farfork-image.c
+ * Source: measured by this program
  */
 #include "platform.h"
 

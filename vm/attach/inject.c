@@ -26,6 +26,7 @@
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -46,6 +47,8 @@
 #include "thread.h"
 #include "xalloc.h"
 
+#define TRACED_MS 3000
+#define TRACED_TURN_MS 2
 #define STOP_LIMIT_MS 2000
 #define CALL_LIMIT_MS 60000 /* the registers there are not its own by then: it could not go on without them */
 #define LOOK_NS 20000
@@ -209,14 +212,19 @@ static int find_instruction(struct inject *in, struct ff_error *err)
     return ff_error_set(err, ENOTSUP, "process %d: no system call instruction found in its vdso", (int)in->pid);
 }
 
+/* Another process of ours may be its tracer for a moment: that of an earlier fork, which unmaps what the fork has left there */
 static int seize(struct inject *in, struct ff_error *err)
 {
-    int tracer = outside_number(in->pid, "TracerPid:"), why, rc;
+    const uint64_t end = ff_now_ms() + TRACED_MS;
+    int tracer, why, rc;
 
     in->options = PTRACE_O_TRACESYSGOOD;
-    if (!ptrace(PTRACE_SEIZE, in->pid, NULL, (void *)in->options))
-        return 0;
-    why = errno;
+    do {
+        tracer = outside_number(in->pid, "TracerPid:");
+        if (!ptrace(PTRACE_SEIZE, in->pid, NULL, (void *)in->options))
+            return 0;
+        why = errno;
+    } while (why == EPERM && tracer > 0 && ff_now_ms() < end && !poll(NULL, 0, TRACED_TURN_MS));
     if (why == EPERM && tracer > 0)
         return ff_error_set(err, EBUSY, "process %d is traced by process %d, a debugger: end that first",
                             (int)in->pid, tracer);
