@@ -23,7 +23,7 @@ const char *const ff_failpoints[] = {
     "dest.accepted",  "dest.pager",     "dest.state",      "dest.ready",
     "dest.running",   "dest.fault",     "dest.install",    "dest.prefill",
     "tcp.serve.fault", "tcp.serve.prefill", "tcp.recv.short", "tcp.send.short", "tcp.tls.rekey",
-    "tcp.seal.gcm",   "link.look_up",  "loop.read",      "control.send",   "process.go",   "child.loaded",
+    "tcp.seal.gcm",   "link.look_up",  "loop.read",      "control.send",   "child.loaded",
     "agent.say",      "dest.prefill.start", "dest.feed.look", "dest.beat",    "source.welcomed",
     "source.resume",  "dest.resume",    "source.gone",     "source.done",
     "dest.ear",       "dest.go",        "dest.run",        "uffd.poison",

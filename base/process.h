@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * process.h - processes for programs: by exec, or forked off one that is as good as started
+ * process.h - processes for programs
  */
 #ifndef FF_BASE_PROCESS_H
 #define FF_BASE_PROCESS_H
@@ -16,7 +16,7 @@
  * @cwd:    its folder; NULL: the caller's
  * @argv:   the program and its arguments, NULL at the end
  * @before: commands that must succeed first, likewise, one after the other; NULL: none
- * @kept:   descriptors that it has, too, by the same numbers, -1 at the end; NULL: none. By exec alone
+ * @kept:   descriptors that it has, too, by the same numbers, -1 at the end; NULL: none
  */
 struct ff_process {
     const char *log, *cwd;
@@ -35,25 +35,5 @@ struct ff_process {
  */
 int ff_process_exec(const struct ff_process *p, pid_t *pid, int *exec_status_fd,
                     struct ff_error *err);
-
-/**
- * ff_process_wait_server() - wait until a process at the other end of @sock is a fork server
- * Return: 0; -EPIPE: it has ended; -EAGAIN: nothing was heard for five seconds
- */
-int ff_process_wait_server(int sock, struct ff_error *err);
-
-/**
- * ff_process_fork() - as ff_process_exec(), by a server that runs the program of @p->argv[0]
- * already
- *
- * Without @p->fds. The child is the caller's own if that is a subreaper (PR_SET_CHILD_SUBREAPER),
- * and the server its child. After an error none runs, nor will; the server is not to be asked
- * again.
- */
-int ff_process_fork(int sock, const struct ff_process *p, pid_t *pid, int *exec_status_fd,
-                    struct ff_error *err);
-
-/* The server's side, which a QEMU is: see farfork-clone.h */
-int ff_process_serve(int sock, int *argc, char ***argv, struct ff_error *err);
 
 #endif

@@ -56,8 +56,6 @@ struct ff_child {
     void *state;
     size_t state_bytes;
     bool attached, may_start, may_run, done;
-    void (*on_map)(void *opaque, bool begins);
-    void *on_map_opaque;
     /* NULL: the memory is this process's */
     int (*map_by)(void *opaque, const struct ff_child_file *f, unsigned n, int *uffd, struct ff_error *err);
     void *map_by_opaque;
@@ -94,12 +92,6 @@ int ff_child_add_region(struct ff_child *c, const struct ff_region *r, struct ff
 
     mine.fd = -1;
     return ff_regions_add(&c->regions, &mine, err);
-}
-
-void ff_child_on_map(struct ff_child *c, void (*fn)(void *opaque, bool begins), void *opaque)
-{
-    c->on_map = fn;
-    c->on_map_opaque = opaque;
 }
 
 void ff_child_map_by(struct ff_child *c,
@@ -267,16 +259,6 @@ static int map_elsewhere(struct ff_child *c, bool *watches, struct ff_error *err
     return rc;
 }
 
-static int map_undisturbed(struct ff_child *c, bool *watches, struct ff_error *err)
-{
-    if (c->on_map)
-        c->on_map(c->on_map_opaque, true);
-    int rc = c->map_by ? map_elsewhere(c, watches, err) : map_all(c, watches, err);
-    if (c->on_map)
-        c->on_map(c->on_map_opaque, false);
-    return rc;
-}
-
 static int map_image(struct ff_child *c, const char *config, struct ff_error *err)
 {
     struct ff_clone_msg m = {.type = FF_CLONE_WATCH};
@@ -288,7 +270,7 @@ static int map_image(struct ff_child *c, const char *config, struct ff_error *er
     if (!rc)
         rc = take_files(c, err);
     if (!rc)
-        rc = map_undisturbed(c, &watches, err);
+        rc = (c->map_by ? map_elsewhere : map_all)(c, &watches, err);
     if (rc)
         return rc;
     m.n_fds = watches;

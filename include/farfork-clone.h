@@ -289,10 +289,6 @@ int ff_child_new(const char *socket_path, unsigned number, struct ff_child **out
 /* As ff_dest_add_region(); ignores @r->fd. ff_child_attach() replaces the mapping at @r->host */
 int ff_child_add_region(struct ff_child *c, const struct ff_region *r, struct ff_error *err);
 
-/* @fn: ff_child_attach() calls it in its thread, before it maps memory and after. In between nobody
- * can access the memory: keep others away. Call this before ff_child_attach() */
-void ff_child_on_map(struct ff_child *c, void (*fn)(void *opaque, bool begins), void *opaque);
-
 /* A region, as the agent has it: @region.fd, open for reading and borrowed, has it at @region.fd_offset */
 struct ff_child_file {
     struct ff_region region;
@@ -377,21 +373,6 @@ void ff_child_cancel(struct ff_child *c); /* any thread */
 /* The mappings stay. Before ff_child_wait_done() has returned 0 this leaves the userfaultfd open on
  * purpose: missing memory would read as zeros if it were closed */
 void ff_child_free(struct ff_child *c);
-
-/* --- processes for children --- */
-
-/**
- * ff_process_serve() - be a fork server: fork children off here, which go on as if started anew
- * @sock: connected, SOCK_STREAM, to the process that asks for children
- * @argc, @argv: in a child: its own; they stay for as long as it lives
- *
- * Call it early in main(), when what needs no arguments is done and every other thread sleeps.
- * Children share the results: memory that nobody writes, and the layout of addresses. The server
- * ends with the other end of @sock.
- *
- * Return: 0: in a child; -errno: there is no server, and no child
- */
-int ff_process_serve(int sock, int *argc, char ***argv, struct ff_error *err);
 
 #ifdef __cplusplus
 }
