@@ -48,8 +48,6 @@ static int move_usage(FILE *out)
         "  --lease SECONDS         with that: the guest there stands still when it has not heard\n"
         "                          from here for so long; default: 30\n"
         "  --record FILE           with that: where it is written down before\n"
-        "  --output hold           with that: nobody sees what the guest there sends over its NICs\n"
-        "                          until all is there\n"
         "  --overlays DIR          with that: a folder of both hosts, for overlays of its disks\n"
         "  --timeout SECONDS       give up a move without progress after so long; default: 60\n"
         "  --unconfined            the guest's command line is yours: it may name scripts and helpers, and\n"
@@ -74,7 +72,7 @@ static const char *not_of_domain(const struct session_options *o, const struct m
         bool given;
     } all[] = {{"--qemu", o->qemu},          {"--rundir", o->rundir},
                {"--id", o->id},              {"--fallback go", back->go},
-               {"--output hold", back->hold}, {"--fence", back->fence},
+               {"--fence", back->fence},
                {"--lease", back->lease_s},   {"--record", back->record},
                {"--overlays", back->overlays}, {"--via transport", way->via == VIA_TRANSPORT},
                {"--tpm", way->tpm},          {"--keep-source", way->keep_source},
@@ -115,7 +113,7 @@ int cmd_move(int argc, char **argv)
 {
     enum {
         LAUNCHER = 256, OPTIONS, QEMU, AGENT, RUNDIR, ID, TIMEOUT, JSON, QUIET, FALLBACK, FENCE,
-        LEASE, RECORD, OVERLAYS, OUTPUT, VIA, DOMAIN, ADDRESS, METRICS_DIR, SCOPE,
+        LEASE, RECORD, OVERLAYS, VIA, DOMAIN, ADDRESS, METRICS_DIR, SCOPE,
         TPM, UNPLUG, PLUG, KEEP_SOURCE, UNCONFINED, SAME_DISKS
     };
     static const struct option options[] = {
@@ -125,7 +123,7 @@ int cmd_move(int argc, char **argv)
         {"id", required_argument, NULL, ID}, {"timeout", required_argument, NULL, TIMEOUT},
         {"fallback", required_argument, NULL, FALLBACK}, {"fence", required_argument, NULL, FENCE},
         {"lease", required_argument, NULL, LEASE}, {"record", required_argument, NULL, RECORD},
-        {"overlays", required_argument, NULL, OVERLAYS}, {"output", required_argument, NULL, OUTPUT},
+        {"overlays", required_argument, NULL, OVERLAYS},
         {"domain", required_argument, NULL, DOMAIN}, {"address", required_argument, NULL, ADDRESS},
         {"via", required_argument, NULL, VIA},
         {"same-disks", no_argument, NULL, SAME_DISKS},
@@ -166,11 +164,6 @@ int cmd_move(int argc, char **argv)
             break;
         case RECORD: back.record = optarg; break;
         case OVERLAYS: back.overlays = optarg; break;
-        case OUTPUT:
-            if ((word = value_word("farfork move", &options[at], optarg, "pass|hold")) < 0)
-                return EXIT_USAGE;
-            back.hold = word == 1;
-            break;
         case VIA:
             if ((word = value_word("farfork move", &options[at], optarg, "attach|transport")) < 0)
                 return EXIT_USAGE;

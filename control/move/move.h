@@ -32,7 +32,6 @@ struct move_fallback {
     bool go;
     unsigned lease_s;
     const char *fence, *record, *overlays; /* record: NULL: a default */
-    bool hold; /* --output hold */
 };
 
 struct visit;
@@ -170,10 +169,8 @@ bool move_hand_over(struct move *m, struct ff_error *why);
 /* move_files.c: that the agent there sees the files that are here, by their names. -ESTALE */
 int move_check_files(struct move *m, struct ff_error *why);
 
-/* move_attach.c: a process beside each QEMU. move_attach_check(): what can be refused before anything is started;
- * then the one there, before it is asked anything; and the one here, which answers m->s.qmp from then on, until it
- * has ended */
-int move_attach_check(struct move *m, struct ff_error *why);
+/* move_attach.c: a process beside each QEMU. The one there, before it is asked anything; and the one here, which answers
+ * m->s.qmp from then on, until it has ended */
 int move_attach_there(struct move *m, struct ff_error *why);
 int move_attach_here(struct move *m, struct ff_error *why);
 void move_attach_say_sides(struct move *m); /* what each QEMU says, as a note */

@@ -40,14 +40,6 @@
 #define END_LIMIT_MS 10000
 #define CONT_AGAIN_MS 10000 /* the QEMU there may still have the locks of its images */
 
-int move_attach_check(struct move *m, struct ff_error *why)
-{
-    if (m->back.hold)
-        return ff_error_set(why, ENOTSUP, "--output hold: not by attaching: what a guest sends can be held by Farfork's QEMU "
-                                          "alone: give --via transport, or leave it out");
-    return outside_may(m->s.parent_pid, true, why);
-}
-
 int move_attach_there(struct move *m, struct ff_error *why)
 {
     struct host *h = move_host(m);

@@ -52,9 +52,8 @@ int move_fallback_options(struct move *m, const char *given, char **out, struct 
 {
     const struct move_fallback *b = &m->back;
 
-    if (!b->go && (b->fence || b->record || b->overlays || b->hold))
-        return ff_error_set(why, EINVAL, "--fence, --record, --overlays and --output hold are for "
-                            "--fallback go");
+    if (!b->go && (b->fence || b->record || b->overlays))
+        return ff_error_set(why, EINVAL, "--fence, --record and --overlays are for --fallback go");
     if (!b->go) {
         *out = given ? xstrdup(given) : NULL;
         return 0;
@@ -68,8 +67,8 @@ int move_fallback_options(struct move *m, const char *given, char **out, struct 
                             "XDG_STATE_HOME nor HOME is set");
     m->overlays = b->overlays ? defaults_absolute_path(b->overlays) : NULL;
     FF_AUTO_FREE char *fence = defaults_absolute_path(b->fence);
-    *out = xprintf("%s%sfallback=go,lease=%u,fence=%s,record=%s%s", given ? given : "",
-                   given ? "," : "", b->lease_s, fence, m->record, b->hold ? ",output=hold" : "");
+    *out = xprintf("%s%sfallback=go,lease=%u,fence=%s,record=%s", given ? given : "",
+                   given ? "," : "", b->lease_s, fence, m->record);
     return 0;
 }
 

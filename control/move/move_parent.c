@@ -254,7 +254,7 @@ int move_find_parent(struct move *m, struct ff_error *why)
     if (rc == -ENOTSUP && m->via == VIA_ATTACH)
         rc = 0;
     if (!rc && m->via == VIA_ATTACH)
-        rc = move_attach_check(m, why);
+        rc = outside_may(m->s.parent_pid, true, why);
     if (!rc)
         rc = check_migration(m, why);
     if (!rc)
