@@ -31,6 +31,15 @@ QEMU, OPTIONS, ENVIRON = (os.path.abspath(common.QEMU), [], {}) if 'QEMU_BIN' in
 ENVIRON = {k: v for k, v in ENVIRON.items() if os.environ.get(k) != v}
 
 
+def is_script(path):
+    with open(path, 'rb') as f:
+        return f.read(2) == b'#!'
+
+
+# A script runs it by a loader of its own (stock-qemu): other hosts are told that script, not the loader
+PROGRAM = ['--qemu', QEMU] if os.path.exists(QEMU) and is_script(QEMU) else []
+
+
 class Clone:
     """vmclone, started; its result once it has ended."""
 
@@ -39,7 +48,7 @@ class Clone:
         self.base = os.path.join(t.work, rundir)
         path = parent if isinstance(parent, str) else parent.second
         self.argv = [*prefix, VMCLONE, '--json', *(('--rundir', self.base) if everywhere else ()),
-                     '--id', name, '--timeout', '40', *args, path, str(n), *hosts]
+                     '--id', name, '--timeout', '40', *PROGRAM, *args, path, str(n), *hosts]
         env = {**os.environ, **ENVIRON, **(environ or {}), 'FARFORK_RUNDIR': self.base,
                **({'FARFORK_FAILPOINTS': faults} if faults else {})}
         self.proc = subprocess.Popen(self.argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
