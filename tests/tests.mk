@@ -271,6 +271,8 @@ check-versions: all qemu $(QEMU_PROGRAMS) $(E2E_PROGRAMS) $(E2E_FILES) clone-pla
 # Debian's other QEMUs, unpatched
 check-stock: all qemu $(E2E_PROGRAMS) $(E2E_FILES) $(E2E_FULL_FILES)
 	@$(RUN_ENV) tests/run 'tests/e2e/attach_guests.py --others:600'
+	@$(foreach s,$(E2E_STOCK_trixie) $(E2E_STOCK_sid), \
+	    $(RUN_ENV) QEMU_BIN=$(abspath $(BUILD)/tests/e2e/$s/qemu-system-x86_64) tests/run $(E2E_OF_FORKS) &&) true
 
 # Firmware, an agent inside, a TPM; a whole Debian
 check-guests: all qemu debian-guest $(E2E_PROGRAMS) $(E2E_FILES)

@@ -111,6 +111,9 @@ E2E_OF_QEMU := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,move_micro busy
     refuse refuse_memory forked_moves farfork_move tls_creds \
     stock)),$(E2E_TESTS))
 
+# Those that `make check-full` runs with Debian's other QEMUs as well: what forks stand on
+E2E_OF_FORKS := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,vmclone vmclone_fed fork_again overlays touched)),$(E2E_TESTS))
+
 # sshd for ssh.py: this Debian's, with what it needs, downloaded and not installed
 E2E_SUITE := $(shell . /etc/os-release && echo $$VERSION_CODENAME)
 E2E_SSHD := $(FARFORK_CACHE)/sshd-$(E2E_SUITE)
