@@ -8,6 +8,7 @@ in one place, and where none runs somebody says so.
 import contextlib
 import glob
 import itertools
+import json
 import os
 import signal
 import socket
@@ -165,7 +166,13 @@ def stays(t, faults, text):
 
 def wait_held(p, parent):
     """The pid of the process that has the parent stand still, before GO."""
-    wait_for('a parent that is held', 30, lambda: state_of(parent) == 't')
+    def is_held():
+        for _ in range(10):     # not for a moment, in which somebody makes a system call there
+            if state_of(parent) != 't':
+                return False
+            time.sleep(0.02)
+        return logged(p, 'package', 'localhost')
+    wait_for('a parent that is held', 30, is_held)
     return side_there(p)
 
 
@@ -177,6 +184,22 @@ def side_killed(t):
             p.end(1, 'here')
             check_as_before(p, parent, child)
         child.check(before)
+        kill(c.base, 'f')
+
+
+def killed_after_go(t):
+    """The process beside the new QEMU, while memory is missing: never two run, and it is said."""
+    with family(t, 1) as (parent, c, (child,), _):
+        with Promote(t, 'f.1', faults='dest.prefill=delay:300000@1-40') as p:
+            wait_for('a guest that runs there', 60, lambda: logged(p, 'running', 'localhost'))
+            os.kill(side_there(p), signal.SIGKILL)
+            out, err = p.proc.communicate(timeout=90)
+            r = json.loads(out)
+            say(f'      {r["state"]}: {r["error"]} {r["notes"]}')
+            if p.proc.returncode != 3 or parent.proc.wait(20) != -signal.SIGKILL or (alive(child.pid) and state_of_pid(child.pid) != 't'):
+                raise Failed(f'exit code {p.proc.returncode}: {r} {err}')
+            for pid, _ in processes_of(f'{p.base}/p/'):
+                os.kill(pid, signal.SIGKILL)
         kill(c.base, 'f')
 
 
@@ -229,6 +252,11 @@ def command_killed(t):
                 kill(p.base, 'p')
             kill(c.base, 'f')
     say(f'      {seen}')
+
+
+def state_of_pid(pid):
+    with open(f'/proc/{pid}/stat', encoding='ascii', errors='replace') as f:
+        return f.read().rpartition(')')[2].split()[0]
 
 
 def written_kib(pid):
@@ -333,6 +361,8 @@ def run(t):
         stays(t, 'attach.replaced=fail', 'injected')
     with t.case('who holds the parent is killed'):
         side_killed(t)
+    with t.case('who holds the parent is killed after GO'):
+        killed_after_go(t)
     with t.case('the parent is killed meanwhile'):
         parent_killed(t)
     with t.case('farfork promote is killed'):
