@@ -145,7 +145,7 @@ $(BUILD)/fuzz/command_fuzz: FUZZ_WRAP = kill waitid waitpid open unlink access c
     timerfd_settime timer_create \
     ff_process_exec agent_set_weight preflight_check rundir_write_state rundir_reserve_state \
     jsonl_write_json journal_send $(addprefix overlay_records_,make unmake add sweep leave) \
-    $(addprefix ff_agent_,together stats session working_set free)
+    $(addprefix ff_agent_,together stats session image_name working_set free)
 
 $(WHOLE_FUZZERS): $(BUILD)/fuzz/%: tests/fuzz/%.c $(BUILD)/fuzz/libwhole.a tests/tests.mk
 	@echo "  FUZZ    $@"

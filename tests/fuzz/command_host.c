@@ -320,6 +320,13 @@ void __wrap_ff_agent_session(struct ff_agent *a, char out[FF_SESSION_TEXT])
     strcpy(out, "00112233");
 }
 
+void __wrap_ff_agent_image_name(struct ff_agent *a, char out[FF_SESSION_TEXT]);
+void __wrap_ff_agent_image_name(struct ff_agent *a, char out[FF_SESSION_TEXT])
+{
+    must(a && !w.library_freed);
+    strcpy(out, w.turns % 2 ? "33221100" : "");
+}
+
 char *__wrap_ff_agent_working_set(struct ff_agent *a);
 char *__wrap_ff_agent_working_set(struct ff_agent *a)
 {
