@@ -60,6 +60,7 @@ static int check_uffd_sysctl(struct ff_error *err)
 
 static int make_fifo(struct attach_domain *d, struct ff_error *err)
 {
+    struct stat is;
     unsigned number;
 
     if (getrandom(&number, sizeof(number), 0) != sizeof(number))
@@ -71,10 +72,15 @@ static int make_fifo(struct attach_domain *d, struct ff_error *err)
         return -err->code;
     }
     d->fifo = path;
-    d->both = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC);
-    d->fifo_fd = open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+    d->both = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW);
     d->notify = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
-    if (d->both < 0 || d->fifo_fd < 0 || d->notify < 0 || inotify_add_watch(d->notify, path, IN_OPEN) < 0)
+    if (d->both < 0 || d->notify < 0)
+        return ff_error_set(err, errno, "%s: open: %s", path, strerror(errno));
+    if (fstat(d->both, &is) || !S_ISFIFO(is.st_mode) || is.st_uid != geteuid()) /* the folder may be another user's */
+        return ff_error_set(err, EPERM, "%s: somebody has put something else there", path);
+    FF_AUTO_FREE char *same = xprintf("/proc/self/fd/%d", d->both);
+    d->fifo_fd = open(same, O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+    if (d->fifo_fd < 0 || inotify_add_watch(d->notify, same, IN_OPEN) < 0)
         return ff_error_set(err, errno, "%s: open: %s", path, strerror(errno));
     fcntl(d->fifo_fd, F_SETPIPE_SZ, PIPE_BYTES); /* or as large as it is */
     return 0;
