@@ -24,7 +24,7 @@
 #include "written.h"
 
 #define ATTACH_CONFIG "attach 1"       /* both sides mean the same by what they send */
-#define ATTACH_CONFIG_MAX 80
+#define ATTACH_CONFIG_MAX 128
 #define ATTACH_MAIN_BYTES (1u << 20)   /* below it a block travels with the state */
 #define ATTACH_POLL_MS 5
 #define ATTACH_QMP_LIMIT_MS 60000

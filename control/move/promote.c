@@ -31,6 +31,12 @@ static bool is_meant(const json_t *fork, const json_t *vm, const char *child)
     return !strcmp(child, name) || !strcmp(child, text_of(vm, "qmp"));
 }
 
+/* FORK/NAME: of two templates that never ran the device state may be the same. NULL: an older agent's; to be freed */
+static char *image_text(const json_t *fork)
+{
+    return *text_of(fork, "image_name") ? xprintf("%s/%s", text_of(fork, "id"), text_of(fork, "image_name")) : NULL;
+}
+
 static int take_child(struct promote *p, const json_t *fork, const json_t *vm, const char *parent, struct ff_error *why)
 {
     p->number = (unsigned)json_integer_value(json_object_get(vm, "number"));
@@ -42,7 +48,8 @@ static int take_child(struct promote *p, const json_t *fork, const json_t *vm, c
     p->child_pid = (pid_t)json_integer_value(json_object_get(vm, "pid"));
     p->child_qmp = xstrdup(text_of(vm, "qmp"));
     p->parent_qmp = parent ? defaults_absolute_path(parent) : xstrdup(text_of(fork, "parent"));
-    p->image = *text_of(fork, "image_name") ? xstrdup(text_of(fork, "image_name")) : xprintf("of child %.40s", p->child);
+    FF_AUTO_FREE char *image = image_text(fork);
+    p->image = image ? xstrdup(image) : xprintf("of child %s", p->child);
     return *p->parent_qmp == '/' ? 0 : ff_error_set(why, EINVAL, "%s: its parent is %s: want a QMP socket: --parent", p->child,
                                                     p->parent_qmp);
 }
@@ -127,11 +134,13 @@ static pid_t find_view(const char *base, const char *image)
     size_t i, k;
     json_t *fork, *vm;
 
-    json_array_foreach(forks, i, fork)
+    json_array_foreach(forks, i, fork) {
+        FF_AUTO_FREE char *own = image_text(fork);
         json_array_foreach(json_object_get(fork, "children"), k, vm)
-            if (!strcmp(text_of(fork, "image_name"), image) && !strcmp(text_of(fork, "image"), "complete") &&
+            if (own && !strcmp(own, image) && !strcmp(text_of(fork, "image"), "complete") &&
                 rundir_look(vm, "pid") == PROCESS_ALIVE)
                 return (pid_t)json_integer_value(json_object_get(vm, "pid"));
+    }
     return 0;
 }
 

@@ -13,21 +13,21 @@
  *              its memory        the image of the fork is here, in files of an agent, which
  *                                a child maps privately: read there; what the child has written
  *                                travels                                                   attach_return.c: --image, --view
+ *                                It is there where an agent of the same fork is on the parent's host; else all memory travels.
+ *                                Agents name images by what they hold (ff_agent_image_name())
  *              the parent        stands still before READY; GO ends it, no GO lets it go on
  *                                                                                          attach_replace.c: --replaces
  *              disks             the child's overlays are the guest's disks from then on: no agent removes them
  *                                                                                          promote_keep_disks()
  *              its NICs          the parent's taps, descriptor by descriptor, while it stands still      vm/attach/taps.h
  *                                its forwarded ports, once it has ended                  promote_ports()
- *              its socket        becomes a symbolic link to the new QEMU's                 promote_over()
+ *              its socket        becomes a symbolic link to the new QEMU's                 attach_replace.c
  * Invariants   1. move.c's: the child runs until GO, in its own QEMU, and never in both.
  *              2. The parent runs until the new QEMU is loaded, and never after GO: attach_replace.c.
  *              3. An overlay of the child's is in no agent's record from `migrate` on, or is there again when the child stays.
  *              4. No file of the parent's is written or removed, but with --commit: then the image that was frozen is written, once
  *                 the guest has all of its memory, the parent has ended, and nobody else uses that image (promote_commit.c).
  * Failure      before GO: child and parent go on as before. After it: as of a move; the parent has ended.
- *              its memory, again  is read where it is only where an agent of the same fork is on the parent's host; else all of
- *                                it travels. Agents name images by what they hold (ff_agent_image_name())
  * Limits       it runs on the child's host; disks have to be seen on both. What else two QEMUs of one host cannot have at once (a
  *              socket that a NIC binds, a port for VNC) makes the new QEMU refuse to start: nothing has happened then.
  */
