@@ -135,11 +135,12 @@ class Side:
         self.proc.communicate(timeout=30)
 
     def event(self, name):
+        e = None
         for line in self.proc.stdout:
             e = json.loads(line)
             if e['event'] == name:
                 return e
-        raise Failed(f'no event {name}')
+        raise Failed(f'no event {name}: {e}')
 
 
 def nobody_knows(t, accel):

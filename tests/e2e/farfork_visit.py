@@ -13,12 +13,14 @@ import signal
 import subprocess
 import termios
 
+import attach_visit
 import common
 import report
+from attach_after_go import Side
 from attaching import check_left_here, logged, state_of
 from common import Failed, GuestError, say, status, wait_for
 from devices_stay import begin, devices, linux, there as console_there
-from farfork_move import HOST, STUCK, check_here, lose_agent, pid_there
+from farfork_move import HOST, STUCK, check_here, lose_agent, pid_there, wait_alone
 from forked import ELSEWHERE, ENVIRON, OPTIONS, QEMU, SLOW, alive, ask, check_nothing_left, hosts_of_their_own, kill
 from guest_identity import Linux
 from shut_down import end_process, write_port
@@ -235,6 +237,32 @@ def data_kept(t, accel):
                 if status(b) != 'running' or 'visit-data1' not in devices(v.folder_there() + '/2.qmp'):
                     raise Failed(f'{status(b)}')
             left_there(v)
+
+
+def killed(t, accel):
+    """It is brought home as farfork(1) has it: by two processes, each beside a QEMU."""
+    log, key = Ledger(t), os.path.join(t.work, 'key')
+    common.write_file(key, '0f' * 32 + '\n')
+    os.chmod(key, 0o600)
+    with visiting(t, accel, log=log, home={'mem_mib': attach_visit.MIB, 'load': attach_visit.SOME}) as (a, v):
+        v.proc.kill()
+        v.proc.communicate(timeout=30)
+        wait_alone(v.base)
+        here, there = f'{v.base}/{v.name}/source/qmp', v.folder_there()
+        with v.guest(t) as b, attach_visit.Guest(t, 'anew', accel, 'anon') as home:
+            reports(b)
+            ask(here, 'x-farfork-let-go')
+            with Side('destination', home.second, '--connect', 'unix:' + home.stream, '--return', here,
+                      f'127.0.0.1:0,precopy=1,link=tcp,key-file={key}') as new:
+                port = new.event('listening')['port']
+                with Side('source', there + '/1.back.qmp', '--return', there + '/2.qmp',
+                          f'127.0.0.1:{port},link=tcp,key-file={key}') as back:
+                    if [x.proc.wait(60) for x in (new, back)] != [0, 0]:
+                        raise Failed(f'{new.proc.returncode} {back.proc.returncode}')
+            log.leaves(b)
+            nothing_there(v)
+            check_left_here(a)
+            goes_on(home, log)
 
 
 def agent_lost(t, accel):
@@ -480,6 +508,7 @@ def run(t):
             ('data that the guest keeps', lambda: data_kept(t, accel)),
             ('a return that fails, a command', lambda: fails_first(t, accel, True)),
             ('a return that fails, a signal', lambda: fails_first(t, accel, False)),
+            ('killed, and home by hand', lambda: killed(t, accel)),
             ('its agent is lost', lambda: agent_lost(t, accel)),
             ('paused there', lambda: paused_there(t, accel)),
             ('the link breaks', lambda: link_breaks(t, accel)),

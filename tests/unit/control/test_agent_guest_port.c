@@ -276,7 +276,7 @@ static void used_between(void)
 {
     FF_AUTO_FREE char *mark = xprintf("%s/mark", dir);
     struct agent_vm vm = {.number = 3, .qmp = qmp_path, .state = AGENT_VM_ATTACHED, .until_go = mark, .pid = fork()};
-    struct agent_vms k = {.v = &vm, .n = 1, .server = FORK_SERVER_NONE};
+    struct agent_vms k = {.v = &vm, .n = 1};
     siginfo_t info = {0};
 
     while (!vm.pid) {
@@ -319,7 +319,7 @@ static void used_at_last(void **state)
 static void unused(void **state)
 {
     struct agent_vm vm = {.number = 3, .qmp = qmp_path, .state = AGENT_VM_ATTACHED, .pid = fork()};
-    struct agent_vms k = {.v = &vm, .n = 1, .server = FORK_SERVER_NONE};
+    struct agent_vms k = {.v = &vm, .n = 1};
     siginfo_t info = {0};
     int tries = 0;
     (void)state;
@@ -356,7 +356,7 @@ static json_t *ask(struct agent_vms *k, const char *execute, int child)
 static void questions(void **state)
 {
     struct agent_vm vm = {.number = 3, .qmp = qmp_path, .state = AGENT_VM_STARTED};
-    struct agent_vms k = {.v = &vm, .n = 1, .server = FORK_SERVER_NONE};
+    struct agent_vms k = {.v = &vm, .n = 1};
     int qmp = listen_at(qmp_path);
     struct pollfd p[1];
     json_t *e;
