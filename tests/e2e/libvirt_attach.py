@@ -8,6 +8,8 @@ After GO a link that breaks is made again.
 import contextlib
 import json
 import os
+import pty
+import select
 import shutil
 import socket
 import subprocess
@@ -30,6 +32,8 @@ with socket.socket(socket.AF_UNIX) as s:
 """
 
 
+SERIAL = """
+    <serial type='pty'><target type='isa-serial' port='0'/></serial>"""
 DISK = """
     <disk type='file' device='disk'>
       <driver name='qemu' type='raw'/><source file='{}'/><target dev='vda' bus='virtio'/>
@@ -88,7 +92,7 @@ class Two:
             connect(self.a, self.b)
             xml = os.path.join(shared, f'{self.name}.xml')
             common.write_file(xml, domain_xml(t, t.best_accel(), self.memory,
-                                              DISK.format(self.image) if self.image else ''))
+                                              DISK.format(self.image) + SERIAL if self.image else ''))
             if self.image:
                 common.write_file(self.image, '')
                 os.truncate(self.image, 1 << 20)
@@ -375,6 +379,23 @@ def domains(host):
     return set(host.virsh('list', '--name').split())
 
 
+def check_console(host, name):
+    """`virsh console` of it, which wants a terminal."""
+    ours, its = pty.openpty()
+    with subprocess.Popen(host.inside('virsh', '-c', 'qemu:///system', 'console', name), stdin=its, stdout=its, stderr=its) as p:
+        os.close(its)
+        said = b''
+        try:
+            wait_for(f'the console of {name}', 20, lambda: select.select([ours], [], [], 0)[0])
+            while b'Connected to domain' not in said:
+                said += os.read(ours, 4096)
+        except OSError:
+            raise Failed(f'virsh console {name}: {said!r}') from None
+        finally:
+            p.terminate()
+            os.close(ours)
+
+
 def forked_domain(two):
     """Children are domains of libvirt's here and there, and end as domains; the parent goes on, and so does its disk."""
     before = report.snapshot(two.src.log().lines)
@@ -393,6 +414,8 @@ def forked_domain(two):
     states = {h.virsh('domstate', n).strip() for h, n in zip(homes, names)}
     if len(ids) != 4 or len(set(disks)) != 4 or two.image in disks or states != {'running'}:
         raise Failed(f'{ids} {disks} {states}')
+    for host, name in zip(homes, names):
+        check_console(host, name)
     two.a.virsh('destroy', names[0])
     wait_for('its agent knows that it has ended', 10,
              lambda: 'ended' in [c['state'] for f in json.loads(vmclone(two, '--list')) for c in f['children']])
