@@ -11,12 +11,9 @@
 
 #define ASK_TURN_MS 50
 
-/* Nobody sends it more, and it runs its guest, or may. A visit's return that failed before is what it says last of a
- * migration: then it is the QEMU here that has ended, or says that it has no link */
-static bool is_alone_there(const struct move *m, const char *has, const char *move)
+/* Nobody sends it more, and it runs its guest, or may */
+static bool is_alone_there(const char *has, const char *move)
 {
-    if (m->visit && move_is_over_here(move) && (move_is(has, "running") || move_is(has, "paused")))
-        return session_has_parent_ended(&m->s) || move_is(m->status, "postcopy-paused");
     return move_is(move, "postcopy-paused") && !move_is(has, "inmigrate");
 }
 
@@ -35,14 +32,6 @@ static bool on_events_there(struct move *m, struct ff_error *why)
         move_ask(m, "query-migrate", NULL, &info, why))
         return false;
     const char *has = text_of(status, "status"), *move = text_of(info, "status");
-    if (m->visit && (move_is(has, "postmigrate") || (move_is(has, "finish-migrate") && move_is(move, "postcopy-paused")))) {
-        if (!session_has_parent_ended(&m->s)) {
-            ff_error_set(why, EBUSY, "the guest has left %s for home, and the QEMU here has not ended", host);
-            return false;
-        }
-        move_end_with(m, MOVE_LOST, "the guest had left %s for home, and the QEMU here has ended with it", host);
-        return true;
-    }
     if (move_side_there_has_ended(m) && m->was_running && move_is(has, "paused")) {
         move_end_with(m, MOVE_UNCLEAR,
             "the process beside its QEMU on %s has ended: %s: the guest stands still there (paused), and may never have run "
@@ -68,7 +57,7 @@ static bool on_events_there(struct move *m, struct ff_error *why)
                  "from its disks", host);
         return true;
     }
-    if (!is_alone_there(m, has, move)) {
+    if (!is_alone_there(has, move)) {
         ff_error_set(why, EBUSY, "its QEMU on %s says: guest %s, migration %s", host, has, move);
         return false;
     }
