@@ -10,6 +10,7 @@ import glob
 import itertools
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -200,6 +201,8 @@ def killed_after_go(t):
                 raise Failed(f'exit code {p.proc.returncode}: {r} {err}')
             for pid, _ in processes_of(f'{p.base}/p/'):
                 os.kill(pid, signal.SIGKILL)
+            wait_for('their end', 20, lambda: not processes_of(f'{p.base}/p/'))
+            shutil.rmtree(f'{p.base}/p')
         kill(c.base, 'f')
 
 
@@ -252,6 +255,8 @@ def command_killed(t):
                 kill(p.base, 'p')
             kill(c.base, 'f')
     say(f'      {seen}')
+    if not seen.get('promoted'):
+        raise Failed('none was promoted')
 
 
 def state_of_pid(pid):
