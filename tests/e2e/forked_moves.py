@@ -44,7 +44,8 @@ def child_moves(t, accel, memory):
             kid.begins(before)
             m = stack.enter_context(Move(t, kid.qmp_path))
             b = stack.enter_context(there(t, f'kid-{memory}', m.end(0, 'there')))
-            b.wait_sweeps(2, 120)
+            b.wait('a report', lambda log: report.is_ready(log.lines), 60)
+            b.wait_sweeps(2, 60)
             ok, reasons = report.verdict(b.log())
             if not ok:
                 raise Failed(f'the child that moved: {"; ".join(reasons[:5])}')
