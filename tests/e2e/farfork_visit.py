@@ -21,7 +21,7 @@ from attaching import check_left_here, logged, state_of
 from common import Failed, GuestError, say, status, wait_for
 from devices_stay import begin, devices, linux, there as console_there
 from farfork_move import HOST, STUCK, check_here, lose_agent, pid_there, wait_alone
-from forked import ELSEWHERE, ENVIRON, OPTIONS, QEMU, SLOW, alive, ask, check_nothing_left, hosts_of_their_own, kill
+from forked import ELSEWHERE, ENVIRON, OPTIONS, QEMU, SLOW, alive, ask, check_nothing_left, hosts_of_their_own
 from guest_identity import Linux
 from shut_down import end_process, write_port
 from visits import Ledger, Parent, Visit, end_homes, goes_on, is_home, left_there, nothing_there, reports, say_visit, until

@@ -182,7 +182,3 @@ def goes_on(guest, log=None):
         log.check(guest, sweeps=1)
     else:
         reports(guest)
-
-
-def stats(guest):
-    return common.migration(guest)['x-rdma-postcopy']
