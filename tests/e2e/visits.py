@@ -11,7 +11,6 @@ import shutil
 import signal
 
 import attaching
-import common
 import report
 from common import Failed, say, status, wait_for
 from farfork_move import Move, There, listed, pid_there
