@@ -44,9 +44,10 @@ static int attach_usage(FILE *out)
         "                          that moved it; the destination's ADDRESS has precopy=1 then\n"
         "  --image TEXT            the guest is a child of a fork, whose memory is a private view of that image: what it has\n"
         "                          written travels alone; both sides have the same TEXT\n"
-        "  --view PID              destination, with that: a process of this host that has private views of it, too\n"
-        "  --replaces SOCKET       destination: QMP socket of a QEMU of this host, which stands still before the guest runs\n"
-        "                          here, and is ended then: it goes on if the guest stays where it is\n"
+        "  --view PID:START        destination, with that: a process of this host that has private views of it, too; START: when\n"
+        "                          that was started, field 22 of /proc/PID/stat\n"
+        "  --replaces PID:START:SOCKET  destination: a QEMU of this host and its QMP socket; it stands still before the guest\n"
+        "                          runs here, and is ended then: it goes on if the guest stays where it is\n"
         "  --metrics-dir DIR       count there, for monitoring\n"
         "  --json                  print events, a JSON object a line\n"
         "  -h, --help              print this text\n\n"
@@ -55,6 +56,20 @@ static int attach_usage(FILE *out)
         "ends with that, or by SIGTERM, which leaves it stopped (SIGSTOP).\n",
         out);
     return out == stdout ? 0 : EXIT_USAGE;
+}
+
+/* "PID:START"; what follows it; "?": it is none */
+static const char *take_process(char *text, pid_t *pid, uint64_t *start)
+{
+    char *end;
+    const long number = strtol(text, &end, 10);
+
+    if (number < 1 || number > PID_MAX_LIMIT || *end != ':')
+        return "?";
+    *pid = (pid_t)number;
+    text = end + 1;
+    *start = strtoull(text, &end, 10);
+    return end > text ? end : "?";
 }
 
 int cmd_attach(int argc, char **argv)
@@ -108,11 +123,14 @@ int cmd_attach(int argc, char **argv)
         case RETURN: o.returns = optarg; break;
         case IMAGE: o.image = optarg; break;
         case VIEW:
-            if (!value_number("farfork attach", &options[at], optarg, 1, PID_MAX_LIMIT, &pid))
-                return EXIT_USAGE;
-            o.view = (pid_t)pid;
+            if (strcmp(take_process(optarg, &o.view, &o.view_start), ""))
+                return value_bad("farfork attach", &options[at], optarg, "PID:START");
             break;
-        case REPLACES: o.replaces = optarg; break;
+        case REPLACES:
+            o.replaces = take_process(optarg, &o.replaces_pid, &o.replaces_start);
+            if (*o.replaces++ != ':')
+                return value_bad("farfork attach", &options[at], optarg, "PID:START:SOCKET");
+            break;
         case METRICS_DIR: o.metrics_dir = optarg; break;
         case JSON: o.json = true; break;
         default: return opt == 'h' ? attach_usage(stdout) : value_unknown("farfork attach");

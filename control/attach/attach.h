@@ -33,6 +33,7 @@
 #define FF_CONTROL_ATTACH_ATTACH_H
 
 #include <stdbool.h>
+#include <stdint.h>
 #include <sys/types.h>
 
 enum {
@@ -61,7 +62,8 @@ enum {
  */
 struct attach_options {
     const char *qmp, *path, *address, *monitor, *rundir, *metrics_dir, *watcher, *domain, *returns, *image, *replaces;
-    pid_t pid, view;
+    pid_t pid, view, replaces_pid;
+    uint64_t view_start, replaces_start; /* of process_start_time() */
     bool json, keep;
 };
 

@@ -122,7 +122,12 @@ static int fetch_all(struct attach *a, struct ff_error *refused, struct ff_error
     if (a->domain)
         attach_restore_let_go(a);
     int rc = a->was_running ? run_guest(a, err) : 0;
-    if (rc && (a->cont_waits || attach_qemu_has_ended(a)))
+    const bool has_ended = rc && attach_qemu_has_ended(a);
+    if (has_ended || (a->replaced && !attach_qemu_is_there(a)))
+        attach_replaced_back(a);
+    else
+        attach_replaced_end(a);
+    if (rc && (a->cont_waits || has_ended))
         return rc;
     if (rc) {
         *refused = *err;
@@ -155,6 +160,8 @@ static int wait_go(struct attach *a, struct ff_error *err)
         attach_event(a, "ready", NULL);
         rc = ff_dest_wait_go(a->dest, err);
     }
+    if (rc) /* from here on nobody reads GO */
+        attach_replaced_back(a);
     if (rc && rc != -EREMOTEIO && rc != -ECANCELED && ff_dest_is_ready(a->dest) && a->reconnect_ms) {
         struct ff_error why = {0};
 
@@ -179,6 +186,8 @@ static int follow_dest(struct attach *a)
     if (!rc)
         rc = attach_set_stage(a, ATTACH_LET_GO, &why);
     if (rc)
+        attach_replaced_back(a);
+    if (rc)
         attach_check(a, &why); /* the first reason, if a thread had one */
     else
         rc = wait_go(a, &why);
@@ -190,10 +199,8 @@ static int follow_dest(struct attach *a)
         attach_restore_drop(a);
         if (a->listens) /* it has nobody else's guest */
             attach_qemu_end(a);
-        attach_replaced_back(a);
         return ATTACH_EXIT_HERE;
     }
-    attach_replaced_end(a);
     struct ff_error refused = {0};
     attach_shut_down_begin(a);
     rc = fetch_all(a, &refused, &why);

@@ -8,13 +8,13 @@
  * Picture      look     its monitor is ours; nobody else attaches to it (alone.h)
  *              (the guest that comes is loaded; both of them run, or stand where they ran)
  *              stop     `stop`, all threads held: before READY, and so before the other side's GO
- *              GO       -> SIGKILL, before `cont` here;  no GO, ever -> its threads go on, `cont`
+ *              GO       -> `cont` here, then SIGKILL;  no GO, ever, or the QEMU here has ended -> its threads go on, `cont`
  *              all is here: its QMP socket becomes a symbolic link to this QEMU's
  * Invariants   1. From READY to GO neither runs. Nothing of it was touched until GO: it goes on as it was.
  *              2. This process alone hears GO. If it is killed before, the kernel lets the held threads go, and the guest is
  *                 paused, not ended; who started all this says `cont` once it is known that no GO came.
- *              3. One that got SIGKILL while it was held runs no instruction any more, however long the kernel takes to free its
- *                 memory: nobody waits for that before `cont`.
+ *              3. It is held until the guest runs here: where the QEMU here has ended by then, one of the two is left, and goes on.
+ *              4. `cont` is said to it where it is paused, as it was left, and nowhere else.
  */
 #include <errno.h>
 #include <limits.h>
@@ -25,7 +25,10 @@
 #include "attach_private.h"
 #include "autojson.h"
 #include "failpoint.h"
+#include "rundir.h"
 #include "taps.h"
+
+static const char in_running[] = "running", in_paused[] = "paused";
 
 struct attach_replaced {
     struct qmp *q;
@@ -37,26 +40,37 @@ struct attach_replaced {
     struct hold *hold;
 };
 
-static int look_at_replaced(struct attach *a, struct attach_replaced *r, struct ff_error *err)
+/* Its guest's state, one of these two */
+static int ask_replaced(struct attach_replaced *r, const char **status, struct ff_error *err)
 {
     FF_AUTO_JSON json_t *s = NULL;
+    int rc = qmp_command(r->q, "query-status", NULL, &s, err);
+
+    if (rc)
+        return rc;
+    *status = !strcmp(text_of(s, "status"), in_running) ? in_running : in_paused;
+    return !strcmp(text_of(s, "status"), *status)
+               ? 0 : ff_error_set(err, EBUSY, "its guest is %s (permitted: running, paused)", text_of(s, "status"));
+}
+
+static int look_at_replaced(struct attach *a, struct attach_replaced *r, struct ff_error *err)
+{
+    const char *status;
     int rc = qmp_connect(a->o->replaces, a->stop_fd, ATTACH_QMP_LIMIT_MS, &r->q, err);
 
     if (rc)
         return rc;
     r->pid = qmp_pid(r->q);
-    if (r->pid <= 0)
-        return ff_error_set(err, ESRCH, "its process is not of this PID namespace");
+    if (r->pid != a->o->replaces_pid || process_start_time(r->pid) != a->o->replaces_start)
+        return ff_error_set(err, ESTALE, "process %d answers there by now (permitted: %d, as it was started): its place was taken", (int)r->pid,
+                            (int)a->o->replaces_pid);
     rc = outside_may(r->pid, true, err);
     if (!rc)
         rc = alone_begin(r->pid, &r->alone, err);
     if (!rc)
-        rc = qmp_command(r->q, "query-status", NULL, &s, err);
-    if (rc)
-        return rc;
-    r->was_running = json_is_true(json_object_get(s, "running"));
-    return r->was_running || !strcmp(text_of(s, "status"), "paused")
-               ? 0 : ff_error_set(err, EBUSY, "its guest is %s (permitted: running, paused)", text_of(s, "status"));
+        rc = ask_replaced(r, &status, err);
+    r->was_running = !rc && status == in_running;
+    return rc;
 }
 
 int attach_replaced_look(struct attach *a, struct ff_error *err)
@@ -76,14 +90,30 @@ int attach_replaced_look(struct attach *a, struct ff_error *err)
     return rc ? ff_error_context(err, "--replaces %s", a->o->replaces) : 0;
 }
 
+/* Whoever let it run, stopped it or moved it since it was looked at does not want its end */
+static int stop_replaced(struct attach_replaced *r, struct ff_error *err)
+{
+    const char *status;
+    int rc = ask_replaced(r, &status, err);
+
+    if (!rc && (status == in_running) != r->was_running)
+        rc = ff_error_set(err, EBUSY, "its guest is %s by now: somebody else changed that", status);
+    if (rc)
+        return rc;
+    r->stopped = r->was_running; /* also where its answer is lost */
+    rc = r->stopped ? qmp_command(r->q, "stop", NULL, NULL, err) : 0;
+    if (!rc)
+        rc = ask_replaced(r, &status, err);
+    return rc || status == in_paused ? rc : ff_error_set(err, EBUSY, "its guest runs on after `stop`");
+}
+
 int attach_replaced_stop(struct attach *a, struct ff_error *err)
 {
     struct attach_replaced *r = a->replaced;
 
     if (!r)
         return 0;
-    r->stopped = true; /* also where its answer is lost */
-    int rc = qmp_command(r->q, "stop", NULL, NULL, err);
+    int rc = stop_replaced(r, err);
     if (!rc)
         rc = hold_begin(r->pid, &r->hold, err);
     if (!rc)
@@ -136,6 +166,8 @@ void attach_replaced_back(struct attach *a)
 {
     struct attach_replaced *r = a->replaced;
     struct ff_error why = {0};
+    const char *status = in_paused;
+    int rc = 0;
 
     if (!r)
         return;
@@ -143,7 +175,13 @@ void attach_replaced_back(struct attach *a)
         hold_end(r->hold, 0);
     if (r->q)
         qmp_cancel_by(r->q, -1);
-    if (r->stopped && r->was_running && qmp_command(r->q, "cont", NULL, NULL, &why))
+    if (r->stopped)
+        rc = ask_replaced(r, &status, &why); /* in any other state it is somebody else's */
+    if (!rc && r->stopped && status == in_paused)
+        rc = qmp_command(r->q, "cont", NULL, NULL, &why);
+    if (rc)
         attach_say_why(a, "replaced-stuck", &why);
+    else
+        attach_event(a, "replaced-back", json_pack("{s:i}", "pid", (int)r->pid));
     free_replaced(a);
 }

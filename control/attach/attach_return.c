@@ -38,6 +38,7 @@
 #include "attach_private.h"
 #include "autojson.h"
 #include "failpoint.h"
+#include "rundir.h"
 #include "farfork-return.h"
 #include "foreign.h"
 
@@ -169,13 +170,17 @@ static int open_block(struct attach_earlier *e, unsigned i, const struct outside
 }
 
 /* Both have all of it for a while; without room the kernel would end one of them, and the guest with it */
-static int check_room(pid_t pid, struct ff_error *err)
+static int check_room(const struct attach_earlier *e, bool views, struct ff_error *err)
 {
-    const int has_kib = outside_number(pid, "VmRSS:");
+    long long has_kib = outside_number(e->pid, "VmRSS:");
     unsigned long long free_kib = 0;
     char line[128];
     FILE *info = fopen("/proc/meminfo", "re");
 
+    for (unsigned i = 0; views && has_kib >= 0 && i < e->n; i++) { /* that process maps what it touched alone */
+        struct stat st;
+        has_kib = fstat(e->file[i].fd, &st) ? -1 : has_kib + (long long)st.st_blocks / 2;
+    }
     while (info && !free_kib && fgets(line, sizeof(line), info))
         if (sscanf(line, "MemAvailable: %llu", &free_kib) != 1)
             free_kib = 0;
@@ -183,8 +188,8 @@ static int check_room(pid_t pid, struct ff_error *err)
         fclose(info);
     if (has_kib >= 0 && free_kib > (unsigned long long)has_kib && !ff_failpoint("attach.room"))
         return 0;
-    return ff_error_set(err, ENOMEM, "memory of the guest is here twice until all has come: %d MiB, of which %llu MiB are free: free "
-                        "memory of this host, and bring it home again", has_kib >> 10, free_kib >> 10);
+    return ff_error_set(err, ENOMEM, "memory of the guest is here twice until all has come: %lld MiB, and %llu MiB are free: free "
+                        "memory of this host, and try again", has_kib >> 10, free_kib >> 10);
 }
 
 /* The image's file; an agent has it open for its children */
@@ -211,6 +216,8 @@ static int open_views(struct attach *a, struct attach_earlier *e, struct ff_erro
         return ff_error_set(err, ENOMEM, "attach: out of memory");
     for (; e->n < a->n_main && !rc; e->n++)
         rc = open_view(e, e->n, &a->main[e->n], err);
+    if (!rc && process_start_time(e->pid) != a->o->view_start)
+        rc = ff_error_set(err, ESTALE, "another process has that number by now");
     return rc ? ff_error_context(err, "the image, of process %d", (int)e->pid) : 0;
 }
 
@@ -312,7 +319,7 @@ int attach_earlier_use(struct attach *a, struct ff_error *err)
     if (!ff_address_precopy(a->address))
         return ff_error_set(err, EINVAL, "want precopy=1: what is here already comes before the guest stops there");
     ff_dest_on_pass(a->dest, bring, a);
-    return check_room(a->earlier->pid, err);
+    return check_room(a->earlier, a->o->view > 0, err);
 }
 
 /* The guest is here, with everything; or C's side, to B. Who does not hear it holds a QEMU that nobody needs */

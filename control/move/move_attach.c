@@ -63,10 +63,11 @@ int move_attach_there(struct move *m, struct ff_error *why)
         json_array_append_new(argv, json_string("--image"));
         json_array_append_new(argv, json_string(m->promote->image));
         json_array_append_new(argv, json_string("--replaces"));
-        json_array_append_new(argv, json_string(m->promote->parent_qmp));
+        json_array_append_new(argv, json_sprintf("%d:%llu:%s", (int)m->promote->parent_pid,
+                                                 (unsigned long long)m->promote->parent_start, m->promote->parent_qmp));
         if (m->promote->view) {
             json_array_append_new(argv, json_string("--view"));
-            json_array_append_new(argv, json_sprintf("%d", (int)m->promote->view));
+            json_array_append_new(argv, json_sprintf("%d:%llu", (int)m->promote->view, (unsigned long long)m->promote->view_start));
         }
     }
     host_send(h, json_pack("{s{si so ss ss sb}}", "spawn", "number", 2, "argv", argv, "log",

@@ -21,6 +21,7 @@
 #define BACK_LIMIT_MS 10000
 #define BACK_TURN_MS 50
 #define ASK_LIMIT_MS 10000
+#define END_LIMIT_MS 3000
 
 /* --- which child --- */
 
@@ -127,7 +128,7 @@ static int check_parent_starter(pid_t pid, struct ff_error *why)
     return rc;
 }
 
-/* A child here whose memory is private views of that image; 0: none */
+/* A child here whose memory is private views of that image, and whose agent, which has its files open, lives; 0: none */
 static pid_t find_view(const char *base, const char *image)
 {
     FF_AUTO_JSON json_t *forks = *image ? ps_forks(base) : json_array();
@@ -138,7 +139,7 @@ static pid_t find_view(const char *base, const char *image)
         FF_AUTO_FREE char *own = image_text(fork);
         json_array_foreach(json_object_get(fork, "children"), k, vm)
             if (own && !strcmp(own, image) && !strcmp(text_of(fork, "image"), "complete") &&
-                rundir_look(vm, "pid") == PROCESS_ALIVE)
+                rundir_look(vm, "pid") == PROCESS_ALIVE && rundir_look(fork, "agent") == PROCESS_ALIVE)
                 return (pid_t)json_integer_value(json_object_get(vm, "pid"));
     }
     return 0;
@@ -184,7 +185,9 @@ int promote_look(const char *parent, const char *base, const char *image, unsign
         json_decref(found);
         return ff_error_context(why, "the parent, %s", parent);
     }
-    json_object_set_new(found, "view", json_integer(find_view(base, image)));
+    const pid_t view = find_view(base, image);
+    json_object_set_new(found, "view", json_integer(view));
+    json_object_set_new(found, "view_start", json_integer(view ? (json_int_t)process_start_time(view) : 0));
     *out = found;
     return 0;
 }
@@ -217,10 +220,13 @@ static int take_command_line(struct move *m, const json_t *o, struct ff_error *w
     p->parent_start = (uint64_t)json_integer_value(json_object_get(o, "start"));
     p->parent_ran = json_is_true(json_object_get(o, "ran"));
     p->view = p->is_here ? p->child_pid : (pid_t)json_integer_value(json_object_get(o, "view"));
+    p->view_start = p->is_here ? m->s.parent_start : (uint64_t)json_integer_value(json_object_get(o, "view_start"));
     if (!json_array_size(json_object_get(o, "argv")) || p->parent_pid <= 0)
         return ff_error_set(why, EPROTO, "%s: its command line is not known", p->parent_qmp);
     if (p->is_here && p->parent_pid == p->child_pid)
         return ff_error_set(why, EINVAL, "%s is the child's own", p->parent_qmp);
+    if (m->s.parent_pid != p->child_pid)
+        return ff_error_set(why, ESTALE, "%s: process %d answers at its socket (permitted: %d)", p->child, (int)m->s.parent_pid, (int)p->child_pid);
     json_array_foreach(json_object_get(o, "given_up"), i, w)
         strv_add(&p->given_up, "%s", json_string_value(w));
     strv_free(&m->s.parent_argv);
@@ -298,7 +304,7 @@ void promote_take_numbers(struct move *m, const json_t *info)
                                             json_integer_value(json_object_get(x, "fault-bytes")));
 }
 
-/* The process that held it may have been killed before it said so */
+/* The process that held it may have been killed before it said so. In any other state than paused it is somebody else's */
 static int bring_parent_back(struct promote *p, struct ff_error *why)
 {
     uint64_t end = ff_now_ms() + BACK_LIMIT_MS;
@@ -311,7 +317,9 @@ static int bring_parent_back(struct promote *p, struct ff_error *why)
         struct ff_error ignored;
         rc = qmp_command(q, "query-status", NULL, &status, why);
         runs = json_is_true(json_object_get(status, "running"));
-        if (!rc && !runs && !told)
+        if (!rc && !runs && strcmp(text_of(status, "status"), "paused"))
+            rc = ff_error_set(why, EBUSY, "its guest is %s", text_of(status, "status"));
+        else if (!rc && !runs && !told)
             qmp_command(q, "cont", NULL, NULL, &ignored); /* what it says next counts */
         else if (!rc && !runs)
             poll(NULL, 0, BACK_TURN_MS);
@@ -335,11 +343,33 @@ static void say_given_up(struct move *m)
     const struct promote *p = m->promote;
 
     for (size_t i = 0; i < p->given_up.n; i++)
-        session_note(&m->s, p->committed ? "%s is of no use any more: the image below it was written; remove it"
-                                         : "%s has what the parent wrote since the fork: nobody uses it any more; remove it if you do "
-                                           "not want it", p->given_up.v[i]);
+        session_note(&m->s, m->outcome != MOVE_THERE ? "%s has what the parent wrote since the fork: keep it until all of the guest's memory is there"
+                            : p->committed ? "%s has what the parent wrote since the fork; the image below it may have been written since: then it "
+                                             "is of no use"
+                                           : "%s has what the parent wrote since the fork: nobody uses it any more; remove it if you do "
+                                             "not want it", p->given_up.v[i]);
     for (size_t i = 0; i < p->overlays.n; i++)
         session_note(&m->s, "%s is a disk of the guest now: it stays when the guest ends", p->overlays.v[i]);
+}
+
+/* They are in no record any more, and whoever is left needs them */
+static void say_overlays(struct move *m)
+{
+    const struct promote *p = m->promote;
+
+    for (size_t i = 0; i < p->overlays.n; i++)
+        session_note(&m->s, "%s is the child's disk: keep it until you know where its guest is", p->overlays.v[i]);
+}
+
+/* The QEMU that was to have the parent's place is there no more: what ran in it, if anything did, does not run */
+static bool has_successor_ended(struct move *m)
+{
+    const pid_t pid = move_child(m)->pid;
+    const uint64_t end = ff_now_ms() + END_LIMIT_MS; /* its agent may have been told so a moment ago */
+
+    while (pid > 0 && process_start_time(pid) && ff_now_ms() < end)
+        poll(NULL, 0, BACK_TURN_MS);
+    return pid > 0 && process_start_time(pid) == 0;
 }
 
 void promote_over(struct move *m)
@@ -353,22 +383,30 @@ void promote_over(struct move *m)
         say_given_up(m);
         return;
     }
-    if (m->outcome != MOVE_HERE && m->outcome != MOVE_UNTOUCHED) {
-        session_note(&m->s, "the parent's QEMU (pid %d): %s", (int)p->parent_pid,
-                     !p->is_here || process_look(p->parent_pid, p->parent_start) == PROCESS_ALIVE
-                         ? "if it is there, give it cont only once you know that the child never ran in its place" : "it has ended");
+    const bool stays = m->outcome == MOVE_HERE || m->outcome == MOVE_UNTOUCHED;
+    if (stays)
+        give_disks_back(m);
+    else
+        say_overlays(m);
+    if (!m->sent || !p->parent_ran) { /* nobody has stopped it */
+        p->parent_is_back = true;
         return;
     }
-    give_disks_back(m);
-    if (!m->sent || !p->parent_ran) /* nobody has stopped it */
-        return;
-    if (!p->is_here)
+    if (!stays && (!p->is_here || !has_successor_ended(m)))
+        session_note(&m->s, "the parent's QEMU (pid %d): %s", (int)p->parent_pid,
+                     !p->is_here || process_look(p->parent_pid, p->parent_start) != PROCESS_GONE
+                         ? "if it is there, give it cont only once you know that the child does not run in its place" : "it has ended");
+    else if (!p->is_here)
         session_note(&m->s, "the parent goes on at %s; if it is paused there, the process beside the new QEMU was killed: give it cont",
                      p->host);
     else if (process_look(p->parent_pid, p->parent_start) == PROCESS_GONE)
         session_note(&m->s, "the parent, %s, has ended: its guest runs nowhere, unless somebody else has moved it", p->parent_qmp);
     else if (bring_parent_back(p, &why))
         session_note(&m->s, "the parent, %s: %s: give it cont", p->parent_qmp, why.text);
+    else
+        p->parent_is_back = true;
+    if (p->parent_is_back && !stays)
+        session_note(&m->s, "the parent, %s, goes on", p->parent_qmp);
 }
 
 void promote_print_json(const struct move *m, int code)
@@ -395,6 +433,6 @@ void promote_print_text(const struct move *m, int code)
     if (m->outcome == MOVE_THERE)
         printf("%s is the guest now, at %s: %llu KiB came\n", p->child, p->parent_qmp, (unsigned long long)p->came_bytes >> 10);
     move_print_text(m, code);
-    if (code == MOVE_EXIT_HERE && p->parent_pid)
+    if (code == MOVE_EXIT_HERE && p->parent_is_back)
         fprintf(stderr, "farfork promote: the child is what it was, and so is its parent\n");
 }

@@ -53,9 +53,11 @@ struct promote {
     bool is_here;
     bool commit, committed; /* --commit; an overlay was */
     pid_t view;           /* a process there with private views of that image; 0: none */
+    uint64_t view_start;
     pid_t parent_pid;
     uint64_t parent_start;
     bool parent_ran;      /* before */
+    bool parent_is_back;  /* it goes on, or was never stopped */
     struct strv given_up; /* images that the parent writes to */
     struct strv overlays; /* the child's, off its agent's record */
     char *record;         /* folder of that */
