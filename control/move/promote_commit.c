@@ -79,6 +79,8 @@ void promote_commit(struct move *m)
         return;
     while (p->is_here && process_look(p->parent_pid, p->parent_start) != PROCESS_GONE && ff_now_ms() < end)
         poll(NULL, 0, END_TURN_MS);
+    while (move_side(m)->state == VM_STARTED && ff_now_ms() < end) /* what it was asked as it ends has no answer */
+        session_turn(&m->s, END_TURN_MS);
     for (size_t i = 0; i < p->overlays.n; i++) {
         int rc = p->is_here ? commit_where_alone(m, base, p->overlays.v[i], &why)
                             : ff_error_set(&why, ENOTSUP, "its users on %s cannot be seen from here", p->host);
