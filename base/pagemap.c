@@ -51,6 +51,15 @@ bool ff_pagemap_any(int pagemap, const void *addr, uint64_t len_bytes)
     return false;
 }
 
+size_t ff_pagemap_poison(const uint64_t *entry, size_t n)
+{
+    size_t i = 0;
+
+    while (i < n && (entry[i] & (FF_PM_PRESENT | FF_PM_SWAPPED | FF_PM_WRITE_PROTECTED)) != FF_PM_SWAPPED)
+        i++;
+    return i;
+}
+
 bool ff_pagemap_scans(int pagemap)
 {
     struct pm_scan_arg nothing = {.size = sizeof(nothing)};

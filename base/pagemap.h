@@ -31,6 +31,7 @@ struct pm_scan_arg {
 #define FF_PM_PRESENT (1ull << 63)
 #define FF_PM_SWAPPED (1ull << 62) /* or poisoned */
 #define FF_PM_FILE (1ull << 61)    /* of a file: where it is mapped privately, not written */
+#define FF_PM_WRITE_PROTECTED (1ull << 57) /* by a userfaultfd: such a mark of a page that is not there counts as swapped */
 #define FF_PM_ALONE (1ull << 56)   /* nobody else maps the page */
 
 int ff_pagemap_open(void); /* or -1 */
@@ -41,6 +42,10 @@ bool ff_pagemap_read(int pagemap, const void *addr, size_t n, uint64_t *entry);
 /* Is a page there, swapped out, or poisoned? Whatever cannot be found out counts as there. Before
  * Linux 6.7 poisoned pages of hugetlb do not */
 bool ff_pagemap_any(int pagemap, const void *addr, uint64_t len_bytes);
+
+/* The first of @n entries of a shared mapping that is a mark of poison, or may be: one that is swapped there, which pages of a file
+ * are not. @n: there is none */
+size_t ff_pagemap_poison(const uint64_t *entry, size_t n);
 
 /* From Linux 6.7 on: ff_pagemap_any() misses nothing of hugetlb */
 bool ff_pagemap_scans(int pagemap);

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -69,7 +70,7 @@ static void log_output(const char *path, int fd)
     close(out);
 }
 
-static void prepare(const struct ff_process *p, int fd)
+static void prepare(const struct ff_process *p, pid_t caller, int fd)
 {
     sigset_t none;
 
@@ -79,6 +80,8 @@ static void prepare(const struct ff_process *p, int fd)
             signal(i, SIG_DFL);
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
+    if (p->bound && (prctl(PR_SET_PDEATHSIG, SIGTERM) || getppid() != caller)) /* it may have ended before */
+        _exit(127);
     if (!p->fds)
         log_output(p->log, fd);
     int own[3]; /* where the caller has no 0, 1 or 2, they may be among those */
@@ -102,6 +105,7 @@ static void prepare(const struct ff_process *p, int fd)
 int ff_process_exec(const struct ff_process *p, pid_t *pid, int *exec_status_fd,
                     struct ff_error *err)
 {
+    const pid_t caller = getpid();
     int fd[2] = {-1, -1};
 
     if (exec_status_fd && pipe2(fd, O_CLOEXEC) < 0)
@@ -109,7 +113,7 @@ int ff_process_exec(const struct ff_process *p, pid_t *pid, int *exec_status_fd,
     *pid = fork();
     if (!*pid) {
         int status = fcntl(exec_status_fd ? fd[1] : p->fds[2], F_DUPFD_CLOEXEC, 3);
-        prepare(p, status);
+        prepare(p, caller, status);
         execvp(p->argv[0], p->argv);
         give_up(status, "run", p->argv[0], errno);
     }

@@ -5,6 +5,7 @@
 #ifndef FF_BASE_PROCESS_H
 #define FF_BASE_PROCESS_H
 
+#include <stdbool.h>
 #include <sys/types.h>
 
 #include "error.h"
@@ -17,12 +18,15 @@
  * @argv:   the program and its arguments, NULL at the end
  * @before: commands that must succeed first, likewise, one after the other; NULL: none
  * @kept:   descriptors that it has, too, by the same numbers, -1 at the end; NULL: none
+ * @bound:  it gets SIGTERM when the thread that starts it ends, from its first instruction on until it says otherwise
+ *          (PR_SET_PDEATHSIG)
  */
 struct ff_process {
     const char *log, *cwd;
     const int *fds, *kept;
     char *const *argv;
     char *const *const *before;
+    bool bound;
 };
 
 /**

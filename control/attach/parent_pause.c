@@ -259,11 +259,25 @@ static int freeze_all(struct parent *p, const json_t *actions, struct device_sav
     return rc ? rc : p->domain ? take_domain(p, t, why) : take_all(p, save, t, why);
 }
 
+/* Another monitor may have moved it away meanwhile: then it runs elsewhere */
+static int let_parent_run(struct parent *p, struct ff_error *why)
+{
+    char status[32];
+    bool running = false;
+    int rc = ask_status(p, status, &running, why);
+
+    if (rc || running)
+        return rc;
+    if (strcmp(status, "paused") && strcmp(status, "prelaunch"))
+        return ff_error_set(why, EBUSY, "it is %s (permitted: paused): another monitor has changed that", status);
+    return qmp_command(p->q, "cont", NULL, NULL, why);
+}
+
 /* As it was before; @rc of the export */
 static int go_on(struct parent *p, int rc, struct ff_error *why)
 {
     struct ff_error again = {0};
-    int back = p->was_running && (rc || !p->template) ? qmp_command(p->q, "cont", NULL, NULL, &again) : 0;
+    int back = p->was_running && (rc || !p->template) ? let_parent_run(p, &again) : 0;
 
     if (!back)
         return rc;

@@ -102,7 +102,7 @@ static int start_here(struct move *m, struct ff_error *why)
         strv_add(&argv, "--image");
         strv_add(&argv, "%s", m->promote->image);
     }
-    const struct ff_process p = {.argv = argv.v, .log = log};
+    const struct ff_process p = {.argv = argv.v, .log = log, .bound = true}; /* wait_told() */
     int status_fd = -1;
     rc = ff_process_exec(&p, &m->side_pid, &status_fd, why);
     strv_free(&argv);

@@ -186,7 +186,7 @@ def run(t):
         many_queues(t, accel)
     with t.case('virtio-gpu with blob=on'):
         blobs(t, accel)
-    with t.case('a fork of memory that came with poisoned pages'):
+    with t.case('memory that came with poisoned pages is moved on'):
         poisoned(t, accel)
 
 

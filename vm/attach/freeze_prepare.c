@@ -15,6 +15,7 @@
 
 #include "cleanup.h"
 #include "freeze_private.h"
+#include "pagemap.h"
 #include "xalloc.h"
 
 #define ALIGN_MAX (1ull << 30) /* what an entry of page tables that moves whole is aligned to */
@@ -72,6 +73,32 @@ static int look_at_descriptors(struct freeze *z, struct ff_error *err)
     return rc;
 }
 
+/* A page that a move could not read is a mark in the page tables alone: a private view of the file would have zeros there. (The
+ * kernel's marks of pages that move are swapped for a moment, too, and hold something in the file) */
+static int check_poison(const struct freeze *z, unsigned i, struct ff_error *err)
+{
+    const struct outside_block *b = &z->b[i];
+    const struct freeze_work *k = &z->work[i];
+    const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), n = k->len / page;
+    FF_AUTO_FREE char *path = xprintf("/proc/%d/pagemap", (int)z->pid);
+    FF_AUTO_CLOSE int pagemap = open(path, O_RDONLY | O_CLOEXEC);
+    uint64_t entry[1024];
+
+    for (uint64_t at = 0, some; at < n; at += some) {
+        some = FF_MIN(n - at, (uint64_t)FF_ARRAY_LEN(entry));
+        if (!ff_pagemap_read(pagemap, (void *)(uintptr_t)(b->hva + at * page), some, entry))
+            return ff_error_set(err, errno ? errno : EIO, "%s: read: %s", path, strerror(errno));
+        for (uint64_t p = 0; (p += ff_pagemap_poison(entry + p, some - p)) < some; p++) {
+            const off_t offset = (off_t)(k->fd_offset + (at + p) * page);
+            if (lseek(k->fd, offset, SEEK_DATA) != offset)
+                return ff_error_set(err, ENOTSUP, "cannot freeze memory region %s: page at offset 0x%llx is poisoned: a move could not "
+                                    "read it, and children would find zeros there: reboot the guest in a QEMU that is new", b->name,
+                                    (unsigned long long)((at + p) * page));
+        }
+    }
+    return 0;
+}
+
 static int look_at_block(struct freeze *z, unsigned i, struct ff_error *err)
 {
     const struct outside_block *b = &z->b[i];
@@ -87,8 +114,10 @@ static int look_at_block(struct freeze *z, unsigned i, struct ff_error *err)
     if (!m.is_shared && b->psize > SMALL_PAGE) /* the kernel takes such pages from the copy when its pool is empty */
         return ff_error_set(err, ENOTSUP, "cannot freeze memory region %s: private huge pages: use memory-backend-memfd with "
                             "share=on,hugetlb=on", b->name);
-    if (!m.is_shared || (m.kind == OUTSIDE_MEMFD && m.fd >= 0))
+    if (!m.is_shared)
         return 0;
+    if (m.kind == OUTSIDE_MEMFD && m.fd >= 0)
+        return check_poison(z, i, err);
     return ff_error_set(err, ENOTSUP, "cannot freeze memory region %s: other processes can map its file: use "
                         "memory-backend-memfd or anonymous memory", b->name);
 }

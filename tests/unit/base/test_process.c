@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 
 #include "process.h"
@@ -142,11 +143,40 @@ static void test_descriptors(void **state)
     }
 }
 
+/* Who starts it ends at once: so does it, however far it has come */
+static void test_bound(void **state)
+{
+    static char *const argv[] = {"sleep", "60", NULL};
+    const struct ff_process p = {.argv = argv, .log = "/dev/null", .bound = true};
+    int ends[2], status = 0;
+    pid_t pid = 0;
+
+    (void)state;
+    assert_int_equal(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
+    for (int i = 0; i < 20; i++) {
+        assert_int_equal(pipe(ends), 0);
+        const pid_t starter = fork();
+        if (!starter) {
+            int fd = -1;
+            _exit(ff_process_exec(&p, &pid, &fd, &err) || write(ends[1], &pid, sizeof(pid)) != sizeof(pid));
+        }
+        assert_int_equal(read(ends[0], &pid, sizeof(pid)), sizeof(pid));
+        assert_int_equal(waitpid(starter, &status, 0), starter);
+        assert_int_equal(status, 0);
+        assert_int_equal(waitpid(pid, &status, 0), pid);
+        assert_true((WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM) || (WIFEXITED(status) && WEXITSTATUS(status) == 127));
+        close(ends[0]);
+        close(ends[1]);
+    }
+    assert_int_equal(prctl(PR_SET_CHILD_SUBREAPER, 0), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_exec),
         cmocka_unit_test(test_descriptors),
+        cmocka_unit_test(test_bound),
     };
 
     return cmocka_run_group_tests(tests, make_dir, remove_dir);
