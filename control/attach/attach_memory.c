@@ -52,6 +52,8 @@ static int add_block(struct attach *a, unsigned i, struct ff_error *err)
 
     if (rc)
         return rc;
+    if (!m.is_shared && m.kind == OUTSIDE_MEMFD) /* it was forked, or is a child: to read what it has not written fills the file */
+        outside_open_view(a->pid, outside_number(a->pid, "PPid:"), b, &m, NULL);
     a->maps[i].fd = m.fd;
     struct ff_region r = {.name = b->name,
                           .len_bytes = b->len_bytes,
@@ -61,7 +63,9 @@ static int add_block(struct attach *a, unsigned i, struct ff_error *err)
                           .zero_fill = true};
     if (m.fd < 0 || !m.is_shared) { /* in no file: read where it is */
         r.fd = -1;
-        r.zero_fill = !m.has_file;
+        r.is_private = m.fd >= 0;
+        r.private_fd = m.fd;
+        r.zero_fill = !m.has_file || r.is_private;
         r.host = (void *)(uintptr_t)b->hva;
         return ff_source_add_region_of(a->source, &r, a->pid, err);
     }

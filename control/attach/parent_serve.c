@@ -134,8 +134,9 @@ static int make_regions(struct parent *p, struct ff_error *why)
         const struct freeze_image m = freeze_image(p->freeze, i);
 
         p->region[i] = (struct ff_region){.name = b->name, .host = (void *)(uintptr_t)b->hva, .len_bytes = b->len_bytes,
-                                          .psize = b->psize, .fd = m.fd, .fd_offset = m.fd_offset, .private_fd = -1,
-                                          .zero_fill = m.fd >= 0 || m.zeros};
+                                          .psize = b->psize, .fd = m.fd, .fd_offset = m.fd_offset,
+                                          .zero_fill = m.fd >= 0 || m.zeros || m.view_fd >= 0,
+                                          .is_private = m.view_fd >= 0, .private_fd = m.view_fd};
         rest += m.fd < 0 ? b->len_bytes : 0;
         small &= m.fd >= 0 || b->psize == SMALL_PAGE;
     }

@@ -378,8 +378,8 @@ struct freeze_image freeze_image(const struct freeze *z, unsigned i)
 {
     const struct freeze_work *k = &z->work[i];
 
-    return k->is_frozen ? (struct freeze_image){.fd = k->fd, .fd_offset = k->fd_offset}
-                        : (struct freeze_image){.fd = -1, .zeros = !k->has_file};
+    return k->is_frozen ? (struct freeze_image){.fd = k->fd, .fd_offset = k->fd_offset, .view_fd = -1}
+                        : (struct freeze_image){.fd = -1, .fd_offset = k->fd_offset, .zeros = !k->has_file, .view_fd = k->fd};
 }
 
 pid_t freeze_pid(const struct freeze *z)

@@ -20,6 +20,7 @@ struct freeze_image {
     int fd;             /* its file is all of the image; borrowed until freeze_end(). -1: freeze_pid() has it, at its address */
     uint64_t fd_offset;
     bool zeros;         /* what is in no page table of freeze_pid() is zeros */
+    int view_fd;        /* what is in none is what this file has at @fd_offset: it was frozen before; borrowed, too. -1: none */
 };
 
 /**

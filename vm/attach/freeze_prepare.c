@@ -108,6 +108,8 @@ static int look_at_block(struct freeze *z, unsigned i, struct ff_error *err)
 
     if (rc)
         return rc;
+    if (!m.is_shared && m.kind == OUTSIDE_MEMFD) /* without it the view is read whole, which fills the holes of the file */
+        outside_open_view(z->pid, outside_number(z->pid, "PPid:"), b, &m, NULL);
     *k = (struct freeze_work){.fd = m.fd, .fd_offset = m.fd_offset, .is_shared = m.is_shared, .has_file = m.has_file,
                               .number = -1, .reader = -1};
     k->len = (FF_MAX(b->len_bytes, b->max_bytes) + b->psize - 1) / b->psize * b->psize;

@@ -17,7 +17,7 @@ struct freeze_work { /* of a block */
     uint64_t len;             /* as much as is mapped */
     bool has_file;            /* what nobody touched may hold something */
     bool is_shared;           /* its file becomes the image */
-    int fd;                   /* of that file, here; -1: none */
+    int fd;                   /* of that file, here, or for reading of one that is behind a private view; -1: none */
     uint64_t fd_offset;
     int *numbers;             /* descriptors there by which it can be written */
     unsigned n_numbers;

@@ -20,6 +20,7 @@
 #include <linux/userfaultfd.h>
 
 #include "failpoint.h"
+#include "foreign.h"
 #include "freeze.h"
 
 #define PAGES 512u
@@ -151,6 +152,20 @@ struct taken {
     unsigned until; /* so many pages of it all have the next one */
 };
 
+/* Of a view that was frozen before: what the copy has in no page table is the file's */
+static void read_view(const struct freeze *z, const struct outside_block *b, const struct freeze_image *m, uint8_t *into)
+{
+    const struct ff_foreign_rest rest = {.file_fd = m->view_fd, .file_offset = m->fd_offset, .psize = PAGE};
+    uint8_t zero[PAGES / 8 + 1] = {0}, poison[PAGES / 8 + 1] = {0};
+    struct ff_foreign *f;
+
+    assert_int_equal(ff_foreign_open(freeze_pid(z), &f, &err), 0);
+    assert_int_equal(ff_foreign_read(f, &rest, b->hva, PAGES * PAGE, PAGE, zero, poison, into, &err), 0);
+    for (unsigned i = 0; i < sizeof(zero); i++)
+        assert_int_equal(zero[i] | poison[i], 0);
+    ff_foreign_unref(f);
+}
+
 static uint64_t *image_of(const struct freeze *z, const struct guest *g)
 {
     const size_t len = (size_t)PAGES * PAGE;
@@ -163,6 +178,8 @@ static uint64_t *image_of(const struct freeze *z, const struct guest *g)
 
         if (m.fd >= 0)
             assert_int_equal(pread(m.fd, here.iov_base, len, (off_t)m.fd_offset), len);
+        else if (m.view_fd >= 0)
+            read_view(z, &g->b[i], &m, here.iov_base);
         else
             assert_int_equal(process_vm_readv(freeze_pid(z), &here, 1, &there, 1, 0), len);
     }
@@ -285,6 +302,7 @@ static void test_goes_on(bool anonymous, bool file)
 
         wait_turns(&g, 3);
         more = frozen(&g, &second); /* while the first one is held */
+        assert_true(!file || freeze_image(more, g.n - 1).view_fd >= 0);
         wait_turns(&g, 3);
         check_same(z, &g, first);
         freeze_end(z);
