@@ -27,6 +27,12 @@ char *guest_port_room(struct guest_input *in, size_t *room)
     return in->line + in->n;
 }
 
+void guest_port_drop_unfinished(struct guest_input *in)
+{
+    while (in->n && in->line[in->n - 1] != '\n')
+        in->n--;
+}
+
 /* 0..@max, all digits; -1: it is not */
 static long take_number(const char *s, long max)
 {

@@ -52,6 +52,7 @@ struct guest_input {
  *         reason, which may be sent as guest_port_failed(); the next call goes on behind it
  */
 char *guest_port_room(struct guest_input *in, size_t *room);
+void guest_port_drop_unfinished(struct guest_input *in); /* another port follows: a line that has not ended never will */
 int guest_port_take(struct guest_input *in, size_t got, unsigned max_children,
                      struct guest_request *out, struct ff_error *why);
 

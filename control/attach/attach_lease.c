@@ -13,9 +13,10 @@
  *              heard again               SIGCONT; `cont` if the guest ran
  *              the lease has ended, and  the kernel ends this process, and by the leash the QEMU
  *              it does not stand still
- *              it is let go for good     the leash is taken off
+ *              it is let go for good     the leash is taken off, by who asks for that, or once all is here
  *
- * Threads      lease_changed(): the library's; no_lease is under lock.
+ * Threads      lease_changed(): the library's; no_lease is under lock. The leash is that thread's while no_lease is set, else
+ *              it is taken under lock, once.
  * Invariants   1. From before READY until the source lets go for good the QEMU does not outlive this process.
  *              2. Without a lease no thread of the QEMU runs, so no monitor makes its guest run: also where GO came
  *                 when the lease had ended, and `cont` was not given yet.
@@ -61,11 +62,17 @@ static void lease_changed(void *opaque, bool may_run)
     struct attach *a = opaque;
     struct ff_error why = {0};
 
+    if (may_run) /* before another thread may take it off */
+        leash_go(&a->leash);
     pthread_mutex_lock(&a->lock);
     a->no_lease = !may_run;
-    bool runs = a->run_ns;
+    bool runs = a->run_ns, is_off = a->leash.pidfd < 0; /* it was let go meanwhile, and this is told so next */
     pthread_cond_broadcast(&a->changed);
     pthread_mutex_unlock(&a->lock);
+    if (!may_run && is_off) {
+        a->lease_ran = false;
+        return;
+    }
     if (!may_run) {
         a->lease_ran = runs && a->was_running && stop_by_monitor(a);
         leash_stop(&a->leash);
@@ -73,7 +80,6 @@ static void lease_changed(void *opaque, bool may_run)
         attach_event(a, "no-lease", NULL);
         return;
     }
-    leash_go(&a->leash);
     attach_event(a, "lease", NULL);
     if (a->lease_ran && attach_try_qmp(a, "cont", NULL, NULL, &why))
         attach_say_why(a, "stuck-paused", &why);
@@ -111,15 +117,30 @@ static int lease_check_disks(struct attach *a, struct ff_error *err)
     return 0;
 }
 
-static bool is_overlay(const struct attach *a, const json_t *file)
+/* The overlay that this image is, or has below it. NULL: none */
+static const char *overlay_in(const struct attach *a, const json_t *image)
 {
     json_t *one;
     size_t i;
 
-    json_array_foreach(a->overlays, i, one)
-        if (json_equal(one, file))
-            return true;
-    return false;
+    for (; image; image = json_object_get(image, "backing-image"))
+        json_array_foreach(a->overlays, i, one)
+            if (json_equal(one, json_object_get(image, "filename")))
+                return json_string_value(one);
+    return NULL;
+}
+
+int attach_lease_released(struct attach *a, struct ff_error *err)
+{
+    if (!a->dest || !ff_dest_is_released(a->dest))
+        return ff_error_set(err, EINVAL, "the source has not said yet that it never takes the guest back");
+    pthread_mutex_lock(&a->lock);
+    bool still = a->no_lease;
+    pthread_mutex_unlock(&a->lock);
+    if (still) /* its threads are about to go on */
+        return ff_error_set(err, EBUSY, "its QEMU stands still, and does not go on yet");
+    attach_lease_end(a);
+    return 0;
 }
 
 int attach_lease_may_leave(struct attach *a, struct ff_error *err)
@@ -130,15 +151,14 @@ int attach_lease_may_leave(struct attach *a, struct ff_error *err)
 
     if (!a->dest || !ff_dest_has_fallback(a->dest))
         return 0;
-    if (!ff_dest_is_released(a->dest))
-        return ff_error_set(err, EBUSY, "its source has not said yet that it never takes the guest back");
-    int rc = attach_try_qmp(a, "query-block", NULL, &list, err);
+    int rc = attach_lease_released(a, err);
+    if (!rc)
+        rc = attach_try_qmp(a, "query-block", NULL, &list, err);
     json_array_foreach(list, i, disk) {
-        const json_t *file = json_object_get(json_object_get(json_object_get(disk, "inserted"), "image"), "filename");
+        const char *overlay = overlay_in(a, json_object_get(json_object_get(disk, "inserted"), "image"));
 
-        if (file && is_overlay(a, file))
-            return ff_error_set(err, EBUSY, "its disk %s is in an overlay: commit %s first", text_of(disk, "device"),
-                                json_string_value(file));
+        if (overlay)
+            return ff_error_set(err, EBUSY, "its disk %s is in an overlay: commit %s first", text_of(disk, "device"), overlay);
     }
     return rc;
 }
@@ -160,8 +180,12 @@ int attach_lease_bind(struct attach *a, struct ff_error *err)
 
 void attach_lease_end(struct attach *a)
 {
-    if (a->leash.pidfd < 0)
+    pthread_mutex_lock(&a->lock);
+    struct leash taken = a->leash;
+    a->leash = (struct leash){.pidfd = -1, .kept = -1, .given = -1};
+    pthread_mutex_unlock(&a->lock);
+    if (taken.pidfd < 0)
         return;
-    leash_end(&a->leash);
+    leash_end(&taken);
     attach_try_qmp(a, "closefd", json_pack("{ss}", "fdname", FD_NAME), NULL, NULL);
 }

@@ -230,7 +230,9 @@ void attach_replaced_back(struct attach *a); /* GO will never come, or the QEMU 
 
 void attach_lease_offer(struct attach *a); /* before anybody comes */
 int attach_lease_bind(struct attach *a, struct ff_error *err); /* before READY; -ENOTSUP: a disk is no overlay */
-/* No disk is in an overlay of then any more, and the source never takes the guest back: it may go home. -EBUSY */
+/* The source never takes the guest back, and the QEMU needs no leash from here on: -EINVAL: it has not said so yet; -EBUSY */
+int attach_lease_released(struct attach *a, struct ff_error *err);
+/* The same, and no disk is in an overlay of then any more, nor on top of one: it may go home */
 int attach_lease_may_leave(struct attach *a, struct ff_error *err);
 void attach_lease_end(struct attach *a); /* the source has let go for good */
 

@@ -160,9 +160,6 @@ static int check_lost(const struct attach *a, const json_t *arguments, struct ff
 /* Under lock. With fallback=go */
 static int lost_command(struct attach *a, const json_t *arguments, struct ff_error *why)
 {
-    if (!a->is_source && json_is_true(json_object_get(arguments, "heard")))
-        return a->dest && ff_dest_is_released(a->dest) ? 0 : ff_error_set(why, EINVAL, "the source has not said yet that it never "
-                                                                                       "takes the guest back");
     int rc = check_lost(a, arguments, why);
 
     if (rc)
@@ -254,6 +251,8 @@ static int on_monitor_command(void *opaque, const char *execute, const json_t *a
         if (left)
             return left;
     }
+    if (!a->is_source && !strcmp(execute, "x-rdma-postcopy-release") && json_is_true(json_object_get(arguments, "heard")))
+        return attach_lease_released(a, why);
     pthread_mutex_lock(&a->lock);
     int rc = own_command(a, execute, arguments, key, result, why);
     bool is_over = !strcmp(a->status, "completed");

@@ -9,7 +9,7 @@
  *              second guest. With --keep-source, or if starter.h finds another cause, the QEMU here is
  *              not quit: it keeps its memory and the disks' names, stands still, and refuses `cont`,
  *              until somebody ends it.
- * Limits       a crash of the kept QEMU is not handled. A visit by the patched transport never quits the QEMU here.
+ * Limits       a crash of the kept QEMU is not handled.
  */
 #include <errno.h>
 

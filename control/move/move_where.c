@@ -66,7 +66,7 @@ static bool on_events_there(struct move *m, struct ff_error *why)
             "the link to %s is broken: the guest is there (%s), and stands still from the end of its lease on; neither "
             "QEMU was ended: if the QEMU here is dead for good, and there is no file %s, give x-rdma-postcopy-release "
             "at %s there, and it runs until it touches missing memory; see TAKING BACK in farfork-rdma-postcopy(7)",
-            host, has, m->record, move_child(m)->qmp);
+            host, has, m->record, m->via == VIA_ATTACH ? move_side(m)->qmp : move_child(m)->qmp);
     else
         move_end_with(m, MOVE_BROKEN,
             "the link to %s is broken: the guest is there (%s), and runs until it touches missing memory; neither QEMU "

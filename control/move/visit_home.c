@@ -66,9 +66,11 @@ int visit_find_address(struct move *m, struct ff_error *why)
 
 char *visit_by_hand(const struct move *m)
 {
-    return xprintf("farfork attach --return on both hosts%s: here with %s, at %s/2.qmp there: see VISITS in farfork(1)",
-                   visit_commits(m) ? ", after x-farfork-give-up here and block-commit of each overlay there" : "", m->side_qmp,
-                   m->s.hosts[0].rundir);
+    bool commits = visit_commits(m);
+
+    return xprintf("farfork attach --return on both hosts%s%s: here with %s, at %s/2.qmp there: see VISITS in farfork(1)",
+                   m->back.go || commits ? ", after x-farfork-give-up here" : "",
+                   commits ? " and block-commit of each overlay there" : "", m->side_qmp, m->s.hosts[0].rundir);
 }
 
 /* --- home --- */

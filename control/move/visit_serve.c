@@ -128,6 +128,7 @@ static void move_visitor(struct visit_server *v, const char *to)
     for (char *at = guest_port_room(&v->in, &room); n > 0 && room; at = guest_port_room(&v->in, &room))
         if ((n = recv(v->port, at, room, MSG_DONTWAIT)) > 0)
             v->in.n += (size_t)n;
+    guest_port_drop_unfinished(&v->in);
     hang_up_visitor(v);
     v->port = guest_port_connect(to, "--serve", &why);
     int rc = v->port < 0 ? 0 : visit_link_socket(v->s->port, to);

@@ -10,7 +10,7 @@ from attaching import Move, Parent, folder_there, logged, side_here, side_there
 from common import Failed, check_ledger, say, wait_for
 from farfork_move import Process, There, check_here, pid_there, say_phases, there
 from forked import SLOW, alive
-from move_fallback import TAKE_BACK, Disk, Fence, back, io
+from move_fallback import TAKE_BACK, Disk, Fence, back, io, release_as_told
 
 MIB = 128
 BALLOON = ('-device', 'virtio-balloon-pci')
@@ -90,6 +90,21 @@ def without_lease(t, accel):
                 check_ledger(a, b, sweeps=1)
 
 
+def source_dies(t, accel):
+    """--fallback go: the guest there stands still from the end of its lease on, until somebody says that it never goes back."""
+    fence = Fence(t, 'attach-source')
+    with Parent(t, accel, 'anon', mem_mib=MIB) as a:
+        a.start_load()
+        with Move(t, a, *back(fence), '--timeout', '5', faults=SLOW) as m:
+            wait_for('the guest there', 20, lambda: m.proc.poll() is None and logged(m, 'running'))
+            os.kill(side_here(m), signal.SIGKILL)
+            m.end(3, 'broken', 'stands still from the end of its lease on')
+            qemu = m.result['pid']
+            wait_for('a QEMU there that stands still', 20, lambda: state_of(qemu) == 'T')
+            release_as_told(m)
+            wait_for('a QEMU there that goes on', 20, lambda: state_of(qemu) != 'T')
+
+
 class Side(There):
     """The process beside the QEMU here, which answers commands of a source."""
 
@@ -129,6 +144,7 @@ def run(t):
             ('precopy=1, memfd', lambda: precopied(t, accel, 'memfd', BALLOON)),
             ('fallback go, the QEMU there dies', lambda: taken_back(t, accel, 'anon', pid_there)),
             ('fallback go, who attaches there is killed', lambda: taken_back(t, accel, 'memfd', side_there)),
+            ('fallback go, the source dies', lambda: source_dies(t, accel)),
             ('fallback go, the fence fails', lambda: fence_fails(t, accel)),
             ('fallback go, the source is not heard', lambda: without_lease(t, accel))):
         with t.case(name):

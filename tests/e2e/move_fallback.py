@@ -19,7 +19,7 @@ import common
 from common import Failed, check_ledger, status, wait_for
 from farfork_move import (Move, There, check_here, check_left_here, folder_of, listed, lose_agent,
                           pid_there, there, wait_gone, wait_source)
-from forked import (FAKE_SOURCE, SLOW, FakeParent, Parent, alive, check_nothing_left, fake_qemu,
+from forked import (FAKE_SOURCE, SLOW, FakeParent, Parent, alive, ask, check_nothing_left, fake_qemu,
                     kill, run_vmclone)
 from resume import pause
 from shut_down import ENDS, POWER_OFF
@@ -304,6 +304,12 @@ def names_overlay(m, disk):
     return overlay
 
 
+def release_as_told(m):
+    """The guest there goes on, by what the error says."""
+    path = m.result['error'].split('x-rdma-postcopy-release at ')[1].split(' there')[0]
+    wait_for('a guest that is let go', 30, lambda: 'return' in ask(path, 'x-rdma-postcopy-release', whole=True))
+
+
 def source_dies(t, accel):
     """The guest there stands still when its lease ends: not as without --fallback go."""
     disk, fence = Disk(t, 'raw'), Fence(t, 'source')
@@ -315,6 +321,7 @@ def source_dies(t, accel):
             m.end(3, 'broken', 'x-rdma-postcopy-release')
             if fence.record not in m.result['error'] or not alive(m.result['pid']):
                 raise Failed(f'{m.result["error"]}')
+            release_as_told(m)
             names_overlay(m, disk)
             kill(m.base, m.name)
             check_nothing_left(m)

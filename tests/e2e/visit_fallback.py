@@ -19,12 +19,12 @@ from attach_options import Side
 from attaching import check_left_here, side_here, side_there, state_of
 from common import Failed, GuestError, check_ledger, refuses, wait_for
 from farfork_move import check_here, lose_agent, pid_there
-from forked import ask
+from forked import SLOW, ask
 from move_fallback import KINDS, LEASE_S, SECOND, TAKE_BACK, Disk, back, commit_by_hand
 from take_back import AT_ONCE, MIB, Fence, io
 from visits import Ledger, Parent, Visit, end_homes, goes_on, is_home, left_there, nothing_there, reports, until
 
-GIVE_UP, VISIT = 'x-farfork-give-up', 'x-farfork-visit'
+GIVE_UP, VISIT, RELEASE = 'x-farfork-give-up', 'x-farfork-visit', 'x-rdma-postcopy-release'
 
 
 def nodes(guest):
@@ -257,6 +257,43 @@ def lost_after_commit(t, accel):
         check_left_here(w.a)
 
 
+def side_killed_early(t, accel):
+    """Who is beside its QEMU there is killed after its commit: that QEMU goes on with what it has, and nobody takes it back."""
+    with Away(t, accel, 'early', faults='visit.home=fail@1') as w:
+        w.call()
+        w.v.hears('cannot be taken back any more')
+        os.kill(side_there(w.v), signal.SIGKILL)
+        w.v.end(3, 'broken', 'save what you can')
+        if w.b.proc.poll() is not None or not w.b.qmp('query-status')['running'] or runs_of(w.fence):
+            raise Failed(f'the QEMU there has ended, or stands still: {w.v.result}, {runs_of(w.fence)} fences')
+        io(w.b, 'read -P 8 1M 64k')
+        left_there(w.v)
+
+
+def side_killed_late(t, accel):
+    """The same when it runs at home, and what it wrote follows: that still comes from the QEMU there."""
+    with Away(t, accel, 'late', faults=SLOW) as w:
+        beside = side_there(w.v)
+        w.call()
+        w.v.hears('it runs here again')
+        os.kill(beside, signal.SIGKILL)
+        is_home_with(w)
+
+
+def snapshot_over(t, accel):
+    """Somebody made a snapshot there: the overlay below it is to be committed, too."""
+    with Away(t, accel, 'snapshot') as w:
+        w.v.proc.kill()
+        w.v.proc.communicate(timeout=30)
+        ask(f'{w.v.base}/{w.v.name}/source/qmp', GIVE_UP)
+        wait_for('it needs no lease', 20, lambda: 'return' in ask(w.side(), RELEASE, {'heard': True}, whole=True))
+        overlay = w.disk.overlay()
+        w.b.qmp('blockdev-snapshot-sync', **{'node-name': nodes(w.b)[0], 'snapshot-file': os.path.join(t.work, 'over.qcow2'),
+                                             'snapshot-node-name': 'over'})
+        refuses_at(w.side(), f'is in an overlay: commit {overlay}', VISIT)
+        left_there(w.v)
+
+
 def commit_fails(t, accel):
     """No room in the image: it goes on there, in its overlay, and the next return commits it."""
     with Away(t, accel, 'full', kind='raw', restore_signals=False) as w:
@@ -283,9 +320,9 @@ def by_hand(t, accel):
         for command in (VISIT, 'x-farfork-let-go', 'x-farfork-returned'):
             refuses_at(here, 'may be taken back', command)
         refuses_at(there, 'never takes the guest back', VISIT)
-        refuses_at(there, 'has not said yet', 'x-rdma-postcopy-release', heard=True)
+        refuses_at(there, 'has not said yet', RELEASE, heard=True)
         ask(here, GIVE_UP)
-        wait_for('it needs no lease', 20, lambda: 'return' in ask(there, 'x-rdma-postcopy-release', {'heard': True}, whole=True))
+        wait_for('it needs no lease', 20, lambda: 'return' in ask(there, RELEASE, {'heard': True}, whole=True))
         refuses_at(there, 'is in an overlay', VISIT)
         commit_by_hand(w.b, w.disk.overlay(), w.disk.image)
         if ask(here, VISIT)['session'] != ask(there, VISIT)['session']:
@@ -300,7 +337,7 @@ def no_lease(t, accel):
         w.v.proc.communicate(timeout=30)
         here, there = f'{w.v.base}/{w.v.name}/source/qmp', w.side()
         ask(here, GIVE_UP)
-        wait_for('it needs no lease', 20, lambda: 'return' in ask(there, 'x-rdma-postcopy-release', {'heard': True}, whole=True))
+        wait_for('it needs no lease', 20, lambda: 'return' in ask(there, RELEASE, {'heard': True}, whole=True))
         w.b.qmp('block-commit', **{'job-id': 'c', 'device': nodes(w.b)[0]})
         os.kill(side_here(w.v), signal.SIGSTOP)
         end = time.monotonic() + LEASE_S + 2
@@ -430,6 +467,9 @@ def cases(accel):
                        ('its host is lost', host_lost), ('its agent is lost', agent_lost),
                        ('its agent is lost, and nobody is here', left_alone),
                        ('a return that fails', fails_first), ('lost after its commit', lost_after_commit),
+                       ('who is beside it there is killed after its commit', side_killed_early),
+                       ('who is beside it there is killed when it is home', side_killed_late),
+                       ('a snapshot over its overlay', snapshot_over),
                        ('a commit that fails', commit_fails), ('killed, and by hand', by_hand),
                        ('no lease after that', no_lease), ('a commit that was left', commit_left), ('the fence fails', fence_fails),
                        ('left while it is taken back', left_while_taken), ('shut down there', shut_down_there),

@@ -142,6 +142,24 @@ static void test_long_line(void **state)
     assert_int_equal(strlen(req.user), GUEST_LINE_MAX - 8);
 }
 
+static void test_unfinished(void **state)
+{
+    (void)state;
+    in = (struct guest_input){0};
+
+    assert_int_equal(say("visit a 1\nreturn 1\nretu"), 1);
+    guest_port_drop_unfinished(&in);
+    assert_int_equal(say(""), 1);
+    assert_int_equal(req.verb, GUEST_RETURN);
+    assert_int_equal(say("visit b\n"), 1);
+    assert_string_equal(req.alias, "b");
+    assert_int_equal(say("visit"), 0);
+    guest_port_drop_unfinished(&in);
+    guest_port_drop_unfinished(&in);
+    assert_int_equal(say("return 2\n"), 1);
+    assert_int_equal(req.verb, GUEST_RETURN);
+}
+
 static void is(char *got, const char *want)
 {
     assert_string_equal(got, want);
@@ -166,4 +184,4 @@ static void test_answers(void **state)
 }
 
 UNIT_MAIN(cmocka_unit_test(test_requests), cmocka_unit_test(test_refused),
-          cmocka_unit_test(test_long_line), cmocka_unit_test(test_answers))
+          cmocka_unit_test(test_long_line), cmocka_unit_test(test_unfinished), cmocka_unit_test(test_answers))
