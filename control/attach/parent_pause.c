@@ -184,6 +184,13 @@ static int await_hold(void *opaque, struct ff_error *why)
     return freeze_await(p->freeze, HOLD_TURN_MS, why);
 }
 
+static int check_nested(const struct parent *p, struct ff_error *why)
+{
+    return !device_state_is_nested(p->state, p->state_len)
+               ? 0 : ff_error_set(why, EAGAIN, "a CPU runs a guest of this guest (nested virtualization), for which KVM may write to "
+                                  "memory of the image: try again, or end that guest");
+}
+
 /* libvirt's monitor does one command after the other, and says no events */
 static int take_domain(struct parent *p, uint64_t *t, struct ff_error *why)
 {
@@ -194,6 +201,8 @@ static int take_domain(struct parent *p, uint64_t *t, struct ff_error *why)
         rc = rested_await(p->q, p->pid, &p->rested, why);
     if (!rc)
         rc = freeze_hold(p->freeze, why);
+    if (!rc)
+        rc = check_nested(p, why);
     if (!rc) /* whoever lets it go on meanwhile, also one that stood still before */
         rc = rested_check(p->pid, &p->rested, why);
     if (!rc && ff_failpoint("attach.state"))
@@ -216,6 +225,8 @@ static int take_all(struct parent *p, struct device_save *save, uint64_t *t, str
         rc = ff_error_set(why, EIO, "attach: injected");
     if (!rc)
         rc = check_untouched(p, why);
+    if (!rc)
+        rc = check_nested(p, why);
     if (!rc)
         rc = freeze_take(p->freeze, why);
     freeze_go(p->freeze);

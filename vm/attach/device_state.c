@@ -38,6 +38,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/kvm.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
@@ -283,4 +284,19 @@ bool device_state_runs(const uint8_t *state, size_t len_bytes)
         return true; /* of a QEMU that writes none */
     at += before;
     return !memcmp(at, running, sizeof(running)) || !memcmp(at, suspended, sizeof(suspended));
+}
+
+/* A subsection of a CPU's (vmstate_nested_state of QEMU 7.2, 10.0): its mark, the length of its name, the name; version; flags of
+ * struct kvm_nested_state */
+bool device_state_is_nested(const uint8_t *state, size_t len_bytes)
+{
+    static const char name[] = "\x05\x10" "cpu/nested_state";
+    const size_t before = sizeof(name) - 1 + sizeof(uint32_t);
+    const uint8_t *end = state + len_bytes;
+
+    for (const uint8_t *at = state; (at = memmem(at, (size_t)(end - at), name, sizeof(name) - 1)); at++)
+        if ((size_t)(end - at) < before + sizeof(uint16_t) ||
+            (at[before + 1] & (KVM_STATE_NESTED_GUEST_MODE | KVM_STATE_NESTED_RUN_PENDING | KVM_STATE_NESTED_EVMCS)))
+            return true;
+    return false;
 }

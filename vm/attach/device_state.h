@@ -73,6 +73,9 @@ int device_state_answered(struct device_save *s, struct ff_error *err);
 /* Nothing of it stays in QEMU; @s may be all zeros */
 void device_state_over(struct device_save *s);
 
+/* Whether a CPU of that state ran a guest of the guest (KVM, nested): KVM holds pages of memory then, and may write to them */
+bool device_state_is_nested(const uint8_t *state, size_t len_bytes);
+
 /* Whether the guest of that state ran when it was stopped, as QEMU wrote it there */
 bool device_state_runs(const uint8_t *state, size_t len_bytes);
 

@@ -122,13 +122,32 @@ static void test_runs(void **state)
     assert_true(runs("paused", 10)); /* of a QEMU that writes none */
 }
 
+static bool is_nested(char flags, size_t cut)
+{
+    uint8_t s[64] = "some\x05\x10" "cpu/nested_state\0\0\0\x01";
+
+    s[27] = (uint8_t)flags;
+    return device_state_is_nested(s, cut ? cut : sizeof(s));
+}
+
+static void test_is_nested(void **state)
+{
+    (void)state;
+    assert_false(is_nested(0, 0));
+    assert_true(is_nested(1, 0)); /* a guest's guest */
+    assert_true(is_nested(4, 0)); /* eVMCS */
+    assert_false(is_nested(8, 0));
+    assert_true(is_nested(0, 27)); /* what cannot be read is not permitted */
+    assert_false(is_nested(1, 12));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_machine),
         cmocka_unit_test(test_links),
         cmocka_unit_test(test_balloon),
-        cmocka_unit_test(test_runs),
+        cmocka_unit_test(test_runs), cmocka_unit_test(test_is_nested),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
