@@ -17,10 +17,9 @@ MIB = 64
 LOAD = 'report_ms=400 wss=1'        # most pages stay as they were at the fork
 
 
-def parent_moves(t, accel, memory):
+def parent_moves(t, accel, memory, by_attaching=False):
     """It is forked twice: the second image is the file and copies."""
-    with Parent(t, accel, memory=memory, mem_mib=MIB, load=LOAD) as a, \
-            common.Micro(t, 'b', accel, memory, MIB, load=LOAD, incoming=True) as b:
+    with Parent(t, accel, memory=memory, mem_mib=MIB, load=LOAD) as a, contextlib.ExitStack() as stack:
         a.start_load()
         for name in 'fg':
             before = snapshot(a)
@@ -28,6 +27,12 @@ def parent_moves(t, accel, memory):
                 check_result(c, 0, {'complete': 1})
                 Child(c.children[0], a).check(before)
                 kill(c.base, name)
+        if by_attaching:
+            m = stack.enter_context(Move(t, a, via='attach'))
+            check_ledger(a, stack.enter_context(there(t, f'moved-{memory}', m.end(0, 'there'))))
+            kill(m.base, m.name)
+            return
+        b = stack.enter_context(common.Micro(t, 'b', accel, memory, MIB, load=LOAD, incoming=True))
         moved = common.move(a, b)
         check_move(moved)
         say(f'      {moved.line()}')
@@ -57,6 +62,8 @@ def run(t):
     for memory in 'memfd', 'anon':
         with t.case(f'the parent moves, {memory}, {accel}'):
             parent_moves(t, accel, memory)
+        with t.case(f'the parent moves by attaching, {memory}, {accel}'):
+            parent_moves(t, accel, memory, by_attaching=True)
         with t.case(f'a child moves, {memory}, {accel}'):
             child_moves(t, accel, memory)
 

@@ -5,6 +5,7 @@ import os
 
 import common
 from common import Failed, Micro, check_ledger, check_move, move, say
+from farfork_move import Move, there
 from forked import ELSEWHERE, Clone, Parent, check_result, kill
 
 MIB = 1 << 20
@@ -14,7 +15,7 @@ TOUCH = 2            # percent, here and there in all of memory
 
 def taken(guest):
     """Bytes that the files of its RAM take."""
-    folder = f'/proc/{guest.pid}/fd'
+    folder = f'/proc/{guest.proc.pid}/fd'
     files = {}
     for name in os.listdir(folder):
         path = os.path.join(folder, name)
@@ -66,6 +67,23 @@ def forks_leave_holes(t, accel):
                 raise Failed(f'the parent takes {size} bytes, {before} before')
 
 
+def attached_leaves_holes(t, accel):
+    """A guest that was forked, and moves by attaching: what it has not written since is in the file alone."""
+    with Parent(t, accel, memory='memfd', mem_mib=2048, load=f'mode=idle touch={TOUCH} report_ms=400') as p:
+        p.start_load()
+        before = taken(p)
+        with Clone(t, p, 1, *ELSEWHERE, hosts=['h1=127.0.0.1']) as c:
+            check_result(c, 0, {'complete': 1})
+            kill(c.base, 'f')
+        with Move(t, p, '--keep-source', via='attach') as m, there(t, 'moved', m.end(0, 'there')) as b:
+            source, dest = taken(p), taken(b)
+            say(f'      MiB of its file: {before >> 20}, after a fork and a move by attaching {source >> 20}; '
+                f'at the destination {dest >> 20}')
+            for size in (source, dest):
+                if size > before + SLACK:
+                    raise Failed(f'it takes {size} bytes, {before} before')
+
+
 def holes_are_touched(t, accel, memory):
     load = f'touch={TOUCH} sweep=4 report_ms=400'
     if memory == 'hugetlb':
@@ -84,6 +102,8 @@ def run(t):
             stays_sparse(t, accel, options)
     with t.case(f'2 GiB, memfd, a fork and a move, {accel}'):
         forks_leave_holes(t, accel)
+    with t.case(f'2 GiB, memfd, a fork and a move by attaching, {accel}'):
+        attached_leaves_holes(t, accel)
     for memory in ('memfd', 'hugetlb'):
         with t.case(f'{memory}: holes are touched at any moment, {accel}'):
             holes_are_touched(t, accel, memory)
