@@ -32,6 +32,7 @@ QUICK = ('libvirt-9-session', 'virt-install', 'proxmox-8')
 LIMIT_S = 900 if common.FULL or sys.argv[1:] else 120
 LAUNCHER = ('--launcher', 'ip netns exec {host} {cmd}')
 REFUSED = ('refused', 'by hand')
+OWN = dict.fromkeys(ENVIRON, '')        # these QEMUs have modules of their own
 
 
 class Tool(Parent):
@@ -88,7 +89,7 @@ def expected(line, key):
 
 
 def refuse_move(t, parent, host, text):
-    with Move(t, parent, host=host, launcher=LAUNCHER) as m:
+    with Move(t, parent, host=host, launcher=LAUNCHER, environ=OWN) as m:
         m.end(1, 'here', text)
         check_nothing_left(m)
 
@@ -103,7 +104,7 @@ def serial_of(folder, number):
 
 
 def move_line(t, parent, host):
-    with Move(t, parent, *vouched(parent), host=host, launcher=LAUNCHER) as m:
+    with Move(t, parent, *vouched(parent), host=host, launcher=LAUNCHER, environ=OWN) as m:
         m.end(0, 'there')
         check_left_here(parent)
         for note in m.result.get('notes', []):
@@ -131,7 +132,7 @@ def move_by_hand(t, here, parent):
 
 
 def refuse_fork(t, parent, text):
-    with Clone(t, parent, 1) as c:
+    with Clone(t, parent, 1, *vouched(parent), environ=OWN) as c:
         code = c.end()
         error = f'{c.result.get("error")} {[r["error"] for r in c.result.get("children", [])]}'
         if code != 3 or text not in error:
@@ -148,8 +149,7 @@ def logs_of(result):
 
 def fork_line(t, parent):
     before = snapshot(parent) if parent.here.micro else None
-    # these QEMUs have modules of their own
-    with Clone(t, parent, 2, *vouched(parent), environ=dict.fromkeys(ENVIRON, '')) as c:
+    with Clone(t, parent, 2, *vouched(parent), environ=OWN) as c:
         if c.end() or [r['state'] for r in c.children] != ['complete'] * 2:
             raise Failed(f'vmclone: {c.result} {c.err[-600:]} {logs_of(c.result)}')
         for note in c.result.get('notes', []):
