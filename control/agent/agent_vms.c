@@ -200,7 +200,7 @@ static bool is_agent_vm(const struct agent_vms *k, pid_t pid)
     return false;
 }
 
-/* What children leave to this one */
+/* The watcher, if somebody has killed it */
 static void reap_others(struct agent_vms *k)
 {
     siginfo_t ended = {0};

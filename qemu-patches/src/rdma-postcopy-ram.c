@@ -310,7 +310,8 @@ int rp_load_devices(const void *state, size_t len)
     return ret;
 }
 
-bool rp_prepare_guest(void)
+/* All but its vCPUs; whether to resume them */
+static bool prepare_guest(void)
 {
     MigrationIncomingState *mis = migration_incoming_get_current();
 
@@ -332,7 +333,7 @@ bool rp_prepare_guest(void)
 
 void rp_run_guest(void)
 {
-    if (rp_prepare_guest()) {
+    if (prepare_guest()) {
         resume_all_vcpus();
     }
 }

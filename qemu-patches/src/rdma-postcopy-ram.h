@@ -39,9 +39,6 @@ struct ff_address *rp_address(const char *text, bool incoming, Error **errp);
 void rp_note_creds(void);
 bool rp_check_creds(Error **errp);
 
-/* What this QEMU's -sandbox denies; a process that it forks inherits that */
-bool rp_sandbox_denies(const char *what);
-
 /* Source: if @a says fallback=go, could this QEMU take its guest back? */
 bool rp_check_fallback(const struct ff_address *a, Error **errp);
 
@@ -77,12 +74,8 @@ bool rp_settle_devices(Error **errp);
 bool rp_save_devices(void **state, size_t *len, Error **errp);
 int rp_load_devices(const void *state, size_t len);
 
-/*
- * Under the BQL: all is loaded; run the guest, if it ran where it came from.
- * rp_prepare_guest(): all but its vCPUs, and returns whether to resume them
- */
+/* Under the BQL: all is loaded; run the guest, if it ran where it came from */
 void rp_run_guest(void);
-bool rp_prepare_guest(void);
 
 /* Run @fn in the main thread, which holds the BQL, and wait for it */
 int rp_main_thread(int (*fn)(void));

@@ -210,7 +210,8 @@ static int is_denied(void *what, QemuOpts *sandbox, Error **errp)
            strcmp(value, "allow");
 }
 
-bool rp_sandbox_denies(const char *what)
+/* What this QEMU's -sandbox denies; a process that it forks inherits that */
+static bool sandbox_denies(const char *what)
 {
     QemuOptsList *list = qemu_find_opts_err("sandbox", NULL);
 
@@ -222,7 +223,7 @@ bool rp_check_fallback(const struct ff_address *a, Error **errp)
     if (!ff_address_fallback(a)) {
         return true;
     }
-    if (rp_sandbox_denies("spawn") || rp_sandbox_denies("elevateprivileges")) {
+    if (sandbox_denies("spawn") || sandbox_denies("elevateprivileges")) {
         error_setg(errp, "rdma-postcopy: fallback=go runs a fence in a session of its own, for "
                    "which -sandbox would end this QEMU: start it with spawn=allow and "
                    "elevateprivileges=allow");
