@@ -5,7 +5,6 @@
 #include <errno.h>
 
 #include "autojson.h"
-#include "discards.h"
 #include "guest_page.h"
 #include "libvirt.h"
 #include "machine.h"
@@ -53,10 +52,8 @@ int parent_describe(struct parent *p, json_t **out, struct ff_error *why)
     FF_AUTO_FREE struct outside_block *b = NULL;
     bool dumps = false, merges = false;
     unsigned bits = 0, n = 0;
-    int rc = discards_check(p->q, why);
+    int rc = guest_page_bits(p->q, &bits, why);
 
-    if (!rc)
-        rc = guest_page_bits(p->q, &bits, why);
     if (!rc)
         rc = machine_name(p->q, &machine, why);
     if (!rc)

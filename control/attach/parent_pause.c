@@ -8,6 +8,7 @@
 
 #include "autojson.h"
 #include "device_state.h"
+#include "discards.h"
 #include "failpoint.h"
 #include "guest_page.h"
 #include "movable.h"
@@ -66,6 +67,8 @@ int parent_look(struct parent *p, struct ff_error *why)
         rc = ask_status(p, status, &p->was_running, why);
     if (!rc && !p->was_running && strcmp(status, "paused") && strcmp(status, "prelaunch"))
         rc = ff_error_set(why, EINVAL, "cannot export a guest in state '%s'", status);
+    if (!rc) /* of its children's QEMUs, which have its devices */
+        rc = discards_check(p->q, why);
     return rc ? rc : movable_check(p->q, why);
 }
 
