@@ -212,19 +212,28 @@ static int find_instruction(struct inject *in, struct ff_error *err)
     return ff_error_set(err, ENOTSUP, "process %d: no system call instruction found in its vdso", (int)in->pid);
 }
 
-/* Another process of ours may be its tracer for a moment: that of an earlier fork, which unmaps what the fork has left there */
-static int seize(struct inject *in, struct ff_error *err)
+int inject_seize(pid_t tid, long options, int *tracer)
 {
     const uint64_t end = ff_now_ms() + TRACED_MS;
-    int tracer, why, rc;
+    int why;
 
-    in->options = PTRACE_O_TRACESYSGOOD;
     do {
-        tracer = outside_number(in->pid, "TracerPid:");
-        if (!ptrace(PTRACE_SEIZE, in->pid, NULL, (void *)in->options))
+        *tracer = outside_number(tid, "TracerPid:");
+        if (!ptrace(PTRACE_SEIZE, tid, NULL, (void *)options))
             return 0;
         why = errno;
-    } while (why == EPERM && tracer > 0 && ff_now_ms() < end && !poll(NULL, 0, TRACED_TURN_MS));
+    } while (why == EPERM && *tracer > 0 && ff_now_ms() < end && !poll(NULL, 0, TRACED_TURN_MS));
+    return -why;
+}
+
+static int seize(struct inject *in, struct ff_error *err)
+{
+    int tracer, rc;
+
+    in->options = PTRACE_O_TRACESYSGOOD;
+    const int why = -inject_seize(in->pid, in->options, &tracer);
+    if (!why)
+        return 0;
     if (why == EPERM && tracer > 0)
         return ff_error_set(err, EBUSY, "process %d is traced by process %d, a debugger: end that first",
                             (int)in->pid, tracer);

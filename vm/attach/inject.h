@@ -34,6 +34,10 @@ typedef int inject_fn(struct inject *in, void *opaque, struct ff_error *err);
  */
 int inject_run(pid_t pid, unsigned filters, inject_fn *fn, void *opaque, struct ff_error *err);
 
+/* ptrace(2), PTRACE_SEIZE: 0; -errno. It waits up to 3 s for a tracer to go: another process of ours may be that for a moment,
+ * as the one of an earlier fork, which unmaps what the fork has left there. *@tracer: who it was; 0: nobody; -1: unknown */
+int inject_seize(pid_t tid, long options, int *tracer);
+
 /**
  * inject_call() - make one system call
  * @nr:     as of x86-64

@@ -16,6 +16,7 @@
 #include <time.h>
 
 #include "cleanup.h"
+#include "inject.h"
 #include "outside.h"
 #include "stopped.h"
 #include "thread.h"
@@ -62,9 +63,10 @@ static bool is_none_of_its_own(pid_t pid, pid_t tid)
 
 static int seize_one(struct stopped *s, pid_t tid)
 {
-    if (ptrace(PTRACE_SEIZE, tid, NULL, NULL)) {
-        const int why = errno;
+    int tracer;
+    const int why = -inject_seize(tid, 0, &tracer);
 
+    if (why) {
         if (tid != s->pid && (why == ESRCH || (why == EPERM && is_none_of_its_own(s->pid, tid))))
             return 0;
         int rc = why == EPERM ? outside_may(s->pid, true, &s->why) : 0;
