@@ -20,8 +20,8 @@ ELSEWHERE = {'-spice', 'query-accelerators', 'query-firmware-log', 'x-query-opco
 ALIASES = {'-help': '-h', '-fdb': '-fda', '-hdb': '-hda', '-hdd': '-hdc', '-M': '-machine'}
 
 
-def run(*args, text=''):
-    return subprocess.run([QEMU, *args], input=text, stdout=subprocess.PIPE, text=True, timeout=30, check=True).stdout
+def run(*args):
+    return subprocess.run([QEMU, *args], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=30, check=True).stdout
 
 
 def options():
@@ -35,10 +35,17 @@ def options():
 
 
 def queries():
-    asked = [{'execute': c} for c in ('qmp_capabilities', 'query-qmp-schema', 'quit')]
-    out = run('-M', 'none', '-nodefaults', '-display', 'none', '-qmp', 'stdio', text='\n'.join(map(json.dumps, asked)))
-    answers = [json.loads(line) for line in out.splitlines()]
-    schema = next(a['return'] for a in answers if isinstance(a.get('return'), list))
+    """A QEMU that is told to quit may end before it has written all of a long answer: it is read first."""
+    asked = ''.join(json.dumps({'execute': c}) + '\n' for c in ('qmp_capabilities', 'query-qmp-schema'))
+    with subprocess.Popen([QEMU, '-M', 'none', '-nodefaults', '-display', 'none', '-qmp', 'stdio'], text=True,
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as qemu:
+        try:
+            qemu.stdin.write(asked)
+            qemu.stdin.flush()
+            answers = map(json.loads, qemu.stdout)
+            schema = next(a['return'] for a in answers if isinstance(a.get('return'), list))
+        finally:
+            qemu.kill()
     return {e['name'] for e in schema if e['meta-type'] == 'command' and re.match('(x-)?query-', e['name'])}
 
 
