@@ -121,9 +121,12 @@ static int fetch_all(struct attach *a, struct ff_error *refused, struct ff_error
 {
     if (a->domain)
         attach_restore_let_go(a);
+    attach_replaced_settle(a);
     int rc = a->was_running ? run_guest(a, err) : 0;
+    if (!rc && a->replaced && !attach_qemu_is_there(a))
+        rc = ff_error_set(err, ESRCH, "its QEMU here has ended");
     const bool has_ended = rc && attach_qemu_has_ended(a);
-    if (has_ended || (a->replaced && !attach_qemu_is_there(a)))
+    if (has_ended)
         attach_replaced_back(a);
     else
         attach_replaced_end(a);

@@ -31,6 +31,7 @@
 #include "autojson.h"
 #include "farfork-return.h"
 
+#define LEASH_NONE (struct leash){.pidfd = -1, .kept = -1, .given = -1}
 #define FD_NAME "farfork-lease"
 #define STOP_MS 100
 
@@ -130,16 +131,37 @@ static const char *overlay_in(const struct attach *a, const json_t *image)
     return NULL;
 }
 
+/* In one step with the look at whether the QEMU stands still by it, since the lease's thread would go on with what is taken.
+ * false: it stands still, and @unless_still */
+static bool take_leash(struct attach *a, bool unless_still, struct leash *taken)
+{
+    pthread_mutex_lock(&a->lock);
+    bool takes = !unless_still || !a->no_lease;
+    *taken = takes ? a->leash : LEASH_NONE;
+    if (takes)
+        a->leash = LEASH_NONE;
+    pthread_mutex_unlock(&a->lock);
+    return takes;
+}
+
+static void end_leash(struct attach *a, struct leash *taken)
+{
+    if (taken->pidfd < 0)
+        return;
+    leash_end(taken);
+    attach_try_qmp(a, "closefd", json_pack("{ss}", "fdname", FD_NAME), NULL, NULL);
+}
+
 int attach_lease_released(struct attach *a, struct ff_error *err)
 {
+    struct leash taken;
+
+
     if (!a->dest || !ff_dest_is_released(a->dest))
         return ff_error_set(err, EINVAL, "the source has not said yet that it never takes the guest back");
-    pthread_mutex_lock(&a->lock);
-    bool still = a->no_lease;
-    pthread_mutex_unlock(&a->lock);
-    if (still) /* its threads are about to go on */
+    if (!take_leash(a, true, &taken)) /* its threads are about to go on */
         return ff_error_set(err, EBUSY, "its QEMU stands still, and does not go on yet");
-    attach_lease_end(a);
+    end_leash(a, &taken);
     return 0;
 }
 
@@ -180,12 +202,8 @@ int attach_lease_bind(struct attach *a, struct ff_error *err)
 
 void attach_lease_end(struct attach *a)
 {
-    pthread_mutex_lock(&a->lock);
-    struct leash taken = a->leash;
-    a->leash = (struct leash){.pidfd = -1, .kept = -1, .given = -1};
-    pthread_mutex_unlock(&a->lock);
-    if (taken.pidfd < 0)
-        return;
-    leash_end(&taken);
-    attach_try_qmp(a, "closefd", json_pack("{ss}", "fdname", FD_NAME), NULL, NULL);
+    struct leash taken;
+
+    take_leash(a, false, &taken);
+    end_leash(a, &taken);
 }

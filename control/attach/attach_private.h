@@ -222,6 +222,7 @@ int attach_returned_command(struct attach *a, const json_t *arguments, struct ff
 
 int attach_replaced_look(struct attach *a, struct ff_error *err); /* it can be stopped and ended, and nobody moves or forks it */
 int attach_replaced_stop(struct attach *a, struct ff_error *err); /* before READY */
+void attach_replaced_settle(struct attach *a); /* GO has come */
 void attach_replaced_end(struct attach *a);  /* GO has come, and the guest runs here */
 void attach_replaced_link(struct attach *a); /* all is here: its socket leads to this QEMU */
 void attach_replaced_back(struct attach *a); /* GO will never come, or the QEMU here has ended: it goes on */

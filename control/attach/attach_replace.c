@@ -134,15 +134,19 @@ static void free_replaced(struct attach *a)
     a->replaced = NULL;
 }
 
-void attach_replaced_end(struct attach *a)
+void attach_replaced_settle(struct attach *a)
 {
     struct ff_error why = {0};
 
+    if (a->replaced && taps_settle(a->replaced->taps, a->replaced->n_taps, &why))
+        attach_say_why(a, "network", &why);
+}
+
+void attach_replaced_end(struct attach *a)
+{
     if (!a->replaced)
         return;
     hold_end(a->replaced->hold, SIGKILL);
-    if (taps_settle(a->replaced->taps, a->replaced->n_taps, &why))
-        attach_say_why(a, "network", &why);
     attach_event(a, "replaced-ended", json_pack("{s:i}", "pid", (int)a->replaced->pid));
     free_replaced(a);
 }
@@ -171,6 +175,7 @@ void attach_replaced_back(struct attach *a)
 
     if (!r)
         return;
+    taps_unsettle(r->taps, r->n_taps);
     if (r->hold)
         hold_end(r->hold, 0);
     if (r->q)

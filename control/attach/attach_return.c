@@ -172,13 +172,15 @@ static int open_block(struct attach_earlier *e, unsigned i, const struct outside
 /* Both have all of it for a while; without room the kernel would end one of them, and the guest with it */
 static int check_room(const struct attach_earlier *e, bool views, struct ff_error *err)
 {
-    long long has_kib = outside_number(e->pid, "VmRSS:");
+    long long has_kib = outside_number(e->pid, views ? "RssAnon:" : "VmRSS:");
     unsigned long long free_kib = 0;
     char line[128];
     FILE *info = fopen("/proc/meminfo", "re");
 
     for (unsigned i = 0; views && has_kib >= 0 && i < e->n; i++) { /* that process maps what it touched alone */
         struct stat st;
+        if (e->blocks[i].psize > 4096) /* of a pool of its own */
+            continue;
         has_kib = fstat(e->file[i].fd, &st) ? -1 : has_kib + (long long)st.st_blocks / 2;
     }
     while (info && !free_kib && fgets(line, sizeof(line), info))

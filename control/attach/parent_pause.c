@@ -278,8 +278,11 @@ static int let_parent_run(struct parent *p, struct ff_error *why)
 {
     char status[32];
     bool running = false;
-    int rc = ask_status(p, status, &running, why);
+    int rc;
 
+    do /* a QEMU that waits for a disk answers later, and does what it was told before: `stop` */
+        rc = ask_status(p, status, &running, why);
+    while (rc == -ETIMEDOUT || rc == -ENODATA);
     if (rc || running)
         return rc;
     if (strcmp(status, "paused") && strcmp(status, "prelaunch"))

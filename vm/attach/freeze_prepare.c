@@ -5,9 +5,11 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -19,6 +21,8 @@
 #include "xalloc.h"
 
 #define ALIGN_MAX (1ull << 30) /* what an entry of page tables that moves whole is aligned to */
+#define LOOKS 3
+#define LOOK_AGAIN_MS 10
 #define SMALL_PAGE 4096u
 
 /* --- looking --- */
@@ -73,6 +77,29 @@ static int look_at_descriptors(struct freeze *z, struct ff_error *err)
     return rc;
 }
 
+static int refuse_poison(const struct outside_block *b, uint64_t offset, struct ff_error *err)
+{
+    return ff_error_set(err, ENOTSUP, "cannot freeze memory region %s: page at offset 0x%llx is poisoned: a move could not read it, and "
+                        "children would find zeros there: reboot the guest in a QEMU that is new", b->name, (unsigned long long)offset);
+}
+
+/* A huge page that moves is swapped, too, for a moment. Without PAGEMAP_SCAN the kernel does not tell of poisoned ones */
+static int check_huge_poison(const struct freeze *z, unsigned i, int pagemap, struct ff_error *err)
+{
+    const struct outside_block *b = &z->b[i];
+    struct page_region found;
+    struct pm_scan_arg scan = {.size = sizeof(scan), .start = b->hva, .end = b->hva + z->work[i].len, .vec = (uintptr_t)&found,
+                               .vec_len = 1, .category_inverted = PAGE_IS_PRESENT,
+                               .category_mask = PAGE_IS_PRESENT | PAGE_IS_SWAPPED, .return_mask = PAGE_IS_SWAPPED};
+
+    for (int tries = 0; ioctl(pagemap, PAGEMAP_SCAN, &scan) > 0; tries++) {
+        if (tries == LOOKS)
+            return refuse_poison(b, found.start - b->hva, err);
+        poll(NULL, 0, LOOK_AGAIN_MS);
+    }
+    return 0;
+}
+
 /* A page that a move could not read is a mark in the page tables alone: a private view of the file would have zeros there. (The
  * kernel's marks of pages that move are swapped for a moment, too, and hold something in the file) */
 static int check_poison(const struct freeze *z, unsigned i, struct ff_error *err)
@@ -84,6 +111,8 @@ static int check_poison(const struct freeze *z, unsigned i, struct ff_error *err
     FF_AUTO_CLOSE int pagemap = open(path, O_RDONLY | O_CLOEXEC);
     uint64_t entry[1024];
 
+    if (b->psize > SMALL_PAGE)
+        return check_huge_poison(z, i, pagemap, err);
     for (uint64_t at = 0, some; at < n; at += some) {
         some = FF_MIN(n - at, (uint64_t)FF_ARRAY_LEN(entry));
         if (!ff_pagemap_read(pagemap, (void *)(uintptr_t)(b->hva + at * page), some, entry))
@@ -91,9 +120,7 @@ static int check_poison(const struct freeze *z, unsigned i, struct ff_error *err
         for (uint64_t p = 0; (p += ff_pagemap_poison(entry + p, some - p)) < some; p++) {
             const off_t offset = (off_t)(k->fd_offset + (at + p) * page);
             if (lseek(k->fd, offset, SEEK_DATA) != offset)
-                return ff_error_set(err, ENOTSUP, "cannot freeze memory region %s: page at offset 0x%llx is poisoned: a move could not "
-                                    "read it, and children would find zeros there: reboot the guest in a QEMU that is new", b->name,
-                                    (unsigned long long)((at + p) * page));
+                return refuse_poison(b, (at + p) * page, err);
         }
     }
     return 0;

@@ -67,7 +67,7 @@ static bool none_runs(pid_t pid)
 bool leash_stop(const struct leash *l)
 {
     syscall(SYS_pidfd_send_signal, l->pidfd, SIGSTOP, NULL, 0);
-    while (!held_is_over(l)) {
+    while (l->pidfd >= 0 && !held_is_over(l)) {
         if (none_runs(l->pid))
             return !held_is_over(l); /* or it was another's number */
         nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);

@@ -199,15 +199,23 @@ int taps_pass(pid_t pid, const struct tap_pair *t, unsigned n, struct ff_error *
     return rc;
 }
 
-int taps_settle(const struct tap_pair *t, unsigned n, struct ff_error *err)
+int taps_settle(struct tap_pair *t, unsigned n, struct ff_error *err)
 {
     for (unsigned i = 0; i < n; i++) {
         int wants = 0, has = 0;
         if (ioctl(t[i].dead, TUNGETVNETHDRSZ, &wants) || ioctl(t[i].fd, TUNGETVNETHDRSZ, &has) ||
             (wants != has && ioctl(t[i].fd, TUNSETVNETHDRSZ, &wants)))
             return ff_error_set(err, errno, "network %s: the length of its header: %s", t[i].id, strerror(errno));
+        t[i].header = wants != has ? has : 0;
     }
     return 0;
+}
+
+void taps_unsettle(struct tap_pair *t, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        if (t[i].header)
+            ioctl(t[i].fd, TUNSETVNETHDRSZ, &t[i].header);
 }
 
 void taps_free(struct tap_pair *t, unsigned n)

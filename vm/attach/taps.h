@@ -28,6 +28,7 @@ struct tap_pair {
     int there;     /* the dead tap's number in the new QEMU */
     int fd;        /* here: the tap of the old one */
     int dead;      /* here: the dead tap */
+    int header;    /* its header's length before taps_settle(); 0: that changed nothing */
 };
 
 /**
@@ -43,8 +44,10 @@ int taps_find(struct qmp *old_q, pid_t old, struct qmp *q, pid_t pid, struct tap
 /* The old one stands still, and the new one has not run: put the taps there. Return: 0; as pass_files() */
 int taps_pass(pid_t pid, const struct tap_pair *t, unsigned n, struct ff_error *err);
 
-/* The old one will not go on: the header's length is what the guest that comes has agreed upon. -errno of ioctl(2) */
-int taps_settle(const struct tap_pair *t, unsigned n, struct ff_error *err);
+/* Before the guest that comes runs: the header's length is what that has agreed upon. -errno of ioctl(2). unsettle: it is what the
+ * old one's guest had, which goes on */
+int taps_settle(struct tap_pair *t, unsigned n, struct ff_error *err);
+void taps_unsettle(struct tap_pair *t, unsigned n);
 
 void taps_free(struct tap_pair *t, unsigned n); /* @t may be NULL */
 

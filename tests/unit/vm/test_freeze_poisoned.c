@@ -12,10 +12,14 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
+#include "cleanup.h"
 #include "freeze.h"
+#include "pagemap.h"
 
-#define PAGES 512u
-#define PAGE 4096u
+#define PAGES 16u
+#ifndef MFD_HUGE_2MB
+#define MFD_HUGE_2MB (21u << 26)
+#endif
 
 /* Of Linux 6.6 */
 #define FEATURE_POISON (1u << 14)
@@ -27,54 +31,84 @@ struct poison {
 
 static struct ff_error err;
 
-/* A mark of poison is in the page tables alone: its file has a hole there */
-static void test_poisoned(void **state)
+static void be_guest(void *at, size_t len, unsigned page, int ready)
 {
-    struct uffdio_api api = {.api = UFFD_API};
-    struct freeze *z = NULL;
-    const struct outside_block b = {.name = "memfd", .len_bytes = PAGES * PAGE, .psize = PAGE};
-    int fd = memfd_create("memory", MFD_CLOEXEC), ready[2];
+    struct uffdio_api api = {.api = UFFD_API, .features = FEATURE_POISON};
+    struct uffdio_register all = {.range = {(uintptr_t)at, len}, .mode = UFFDIO_REGISTER_MODE_MISSING};
+    struct poison q = {(uintptr_t)at + 7 * page, page, 0, 0};
+    int own = (int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
 
-    (void)state;
-    int uffd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
-    if (uffd < 0 || ioctl(uffd, UFFDIO_API, &api) || !(api.features & FEATURE_POISON))
-        skip();
-    close(uffd);
-    assert_true(fd >= 0 && !ftruncate(fd, (off_t)PAGES * PAGE) && !pipe(ready));
-    void *at = mmap(NULL, (size_t)PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    const pid_t pid = fork();
-    if (!pid) {
-        struct poison q = {(uintptr_t)at + 7 * PAGE, PAGE, 0, 0};
-        struct uffdio_register all = {.range = {(uintptr_t)at, PAGES * PAGE}, .mode = UFFDIO_REGISTER_MODE_MISSING};
-        int own = (int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
-
-        api.features = FEATURE_POISON;
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        if (ioctl(own, UFFDIO_API, &api) || ioctl(own, UFFDIO_REGISTER, &all) || ioctl(own, POISON, &q))
-            _exit(1);
-        close(own);
-        memset(at, 1, 3 * PAGE);
-        if (write(ready[1], "r", 1) != 1)
-            _exit(1);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (ioctl(own, UFFDIO_API, &api) || ioctl(own, UFFDIO_REGISTER, &all) || ioctl(own, POISON, &q))
+        _exit(1);
+    close(own);
+    if (write(ready, "r", 1) == 1)
         pause();
-    }
-    close(ready[1]);
+    _exit(1);
+}
+
+/* A mark of poison is in the page tables alone: its file has a hole there */
+static void refused(unsigned page, unsigned flags, const char *where)
+{
+    const size_t len = (size_t)PAGES * page;
+    struct outside_block b = {.name = "memfd", .len_bytes = len, .psize = page};
+    struct freeze *z = NULL;
+    int fd = memfd_create("memory", MFD_CLOEXEC | flags), ready[2];
     char c;
+
+    assert_true(fd >= 0 && !ftruncate(fd, (off_t)len) && !pipe(ready));
+    void *at = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    assert_ptr_not_equal(at, MAP_FAILED);
+    const pid_t pid = fork();
+    if (!pid)
+        be_guest(at, len, page, ready[1]);
+    close(ready[1]);
     assert_int_equal(read(ready[0], &c, 1), 1);
     close(ready[0]);
-    struct outside_block there = b;
-    there.hva = (uintptr_t)at;
-    assert_fails(freeze_new(pid, &there, 1, false, &z, &err), ENOTSUP);
-    assert_error(err, ENOTSUP, "0x7000", "poisoned");
+    b.hva = (uintptr_t)at;
+    assert_fails(freeze_new(pid, &b, 1, false, &z, &err), ENOTSUP);
+    assert_error(err, ENOTSUP, "poisoned");
+    assert_non_null(strstr(err.text, where));
     kill(pid, SIGKILL);
     waitpid(pid, NULL, 0);
-    munmap(at, (size_t)PAGES * PAGE);
+    munmap(at, len);
     close(fd);
+}
+
+static bool can_poison(void)
+{
+    struct uffdio_api api = {.api = UFFD_API};
+    int uffd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
+    bool can = uffd >= 0 && !ioctl(uffd, UFFDIO_API, &api) && api.features & FEATURE_POISON;
+
+    if (uffd >= 0)
+        close(uffd);
+    return can;
+}
+
+static void test_small(void **state)
+{
+    (void)state;
+    if (!can_poison())
+        skip();
+    refused(4096, 0, "0x7000");
+}
+
+/* None of its pages is there, so no pool is needed */
+static void test_huge(void **state)
+{
+    struct pm_scan_arg nothing = {.size = sizeof(nothing)};
+    FF_AUTO_CLOSE int pagemap = ff_pagemap_open();
+
+    (void)state;
+    if (!can_poison() || ioctl(pagemap, PAGEMAP_SCAN, &nothing))
+        skip();
+    refused(2 << 20, MFD_HUGETLB | MFD_HUGE_2MB, "0xe00000");
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_poisoned)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_small), cmocka_unit_test(test_huge)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
