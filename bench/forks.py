@@ -209,12 +209,16 @@ class Fork:
             hosts = [f'{self.net.ns[1]}={self.net.host}']
         return args, hosts
 
+    def where_it_runs(self):
+        """Beside the parent, whose memory a process that vmclone starts serves."""
+        return self.net.argv([], False) if self.net else []
+
     def keep(self):
         """Until as many children wait as are forked, whose consoles are there by then, empty."""
         args, hosts = self.where()
         self.births = self.stack.enter_context(Births(self.folder))
         # pylint: disable=consider-using-with
-        pool = subprocess.Popen([VMCLONE, '--keep', str(self.n), *args, self.second, *hosts],
+        pool = subprocess.Popen([*self.where_it_runs(), VMCLONE, '--keep', str(self.n), *args, self.second, *hosts],
                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
         self.stack.callback(pool.stdout.close)
         self.stack.callback(pool.wait, 60)
@@ -226,7 +230,7 @@ class Fork:
     def clone(self, name='f'):
         base = os.path.join(self.folder, 'run')
         args, hosts = self.where()
-        argv = [VMCLONE, '--quiet', '--timeout', '60', *args, *self.way.args]
+        argv = [*self.where_it_runs(), VMCLONE, '--quiet', '--timeout', '60', *args, *self.way.args]
         if not self.way.pool:
             argv += ['--id', name]
         before = self.rx_bytes() if self.net else 0

@@ -73,7 +73,7 @@ def bad_values():
     """Of every option with a number or a word: its name, the value and what is permitted, in one line."""
     vmclone = os.path.join(os.path.dirname(common.FARFORK), 'vmclone')
     for program, options in (
-            ([common.FARFORK, 'move'], ('timeout', 'lease', 'fallback', 'output', 'via')),
+            ([common.FARFORK, 'move'], ('timeout', 'lease', 'fallback', 'via')),
             ([common.FARFORK, 'visit'], ('timeout', 'lease', 'fallback', 'budget')),
             ([common.FARFORK, 'agent'], ('timeout', 'children', 'scope')), ([common.FARFORK, 'doctor'], ('qps',)),
             ([common.FARFORK, 'evacuate'], ('jobs', 'timeout')), ([common.FARFORK, 'hosts'], ('timeout',)),

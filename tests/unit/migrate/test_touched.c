@@ -4,6 +4,7 @@
  */
 #include "unit.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -24,16 +25,21 @@ static void touch(unsigned segment)
     touches++;
 }
 
+static pthread_mutex_t registers = PTHREAD_MUTEX_INITIALIZER;
+
+/* By several threads at once */
 static int fake_reg(struct ff_link *l, void *addr, uint64_t len, unsigned access, struct ff_mr *mr,
                     struct ff_error *err)
 {
     (void)l;
     (void)err;
     assert_int_equal(access, FF_ACCESS_REMOTE_READ);
+    pthread_mutex_lock(&registers);
     registered_bytes += len;
     *mr = (struct ff_mr){.addr = addr, .len_bytes = len, .access = access, .rkey = ++registered};
     if (touch_more && touch_more--)
         touch(touches); /* meanwhile */
+    pthread_mutex_unlock(&registers);
     return 0;
 }
 
