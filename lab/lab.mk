@@ -68,7 +68,7 @@ RUN_LAB := \
     'lab/lab tests/lab/attach_verbs.py:1020' \
     'lab/lab tests/lab/resume_verbs.py:1020' \
     'lab/lab --kernel $(OLDEST) tests/run "$(BUILD)/tests/loop/page_pools tcp off:250" \
-        "tests/lab/on_kernel.py doctor move-anon fork-verbs:400":1020'
+        "tests/lab/on_kernel.py doctor move-anon:400":1020'
 
 # And what make check-full has more
 RUN_LAB_MORE := $(foreach t,killed_late clock_jumps move_library,'lab/lab tests/lab/$t.py:1020') \

@@ -17,6 +17,7 @@ import report
 from common import Failed, say, wait_for
 from forked import (ENVIRON, LOAD, OPTIONS, QEMU, SLOW, Child, Clone, ForkParent, ask, check_nothing_left, check_result, exports_at,
                     kill, processes_of, say_phases, snapshot)
+from qemu import cpu_model
 from stocks import TRIXIE, qemu_of
 
 MIB = 16
@@ -138,7 +139,7 @@ def pss(pid):
 def start_plain(t, n):
     """QEMUs that wait for a guest of that size, and are no children."""
     for i in range(n):
-        argv = [QEMU, *OPTIONS, '-nodefaults', '-display', 'none', '-machine', 'pc', '-accel', t.best_accel(), '-cpu', 'max', '-m',
+        argv = [QEMU, *OPTIONS, '-nodefaults', '-display', 'none', '-machine', 'pc', '-accel', t.best_accel(), '-cpu', cpu_model(t.best_accel()), '-m',
                 f'{MIB}M', '-bios', 'qboot.rom', '-S', '-incoming', 'defer', '-qmp', f'unix:{t.work}/plain{i},server=on,wait=off']
         # pylint: disable=consider-using-with
         yield subprocess.Popen(argv, env={**os.environ, **ENVIRON})

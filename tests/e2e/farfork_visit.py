@@ -27,7 +27,8 @@ from shut_down import end_process, write_port
 from visits import Ledger, Parent, Visit, end_homes, goes_on, is_home, left_there, nothing_there, reports, say_visit, until
 
 
-BREAK_AT = 30       # so many pages were waited for
+BREAK_AT = 150      # so many pages were waited for: a second and a half, so that it is known to be away
+BREAK = f'dest.fault=delay:10000@1-200,tcp.serve.fault=fail@{BREAK_AT}'
 
 
 @contextlib.contextmanager
@@ -323,7 +324,7 @@ def fails_first(t, accel, commanded):
 def called_without_link(t, accel):
     """It comes home once there is a link."""
     log = Ledger(t)
-    faults = f'tcp.serve.fault=fail@{BREAK_AT},source.resume=delay:6000000@1'
+    faults = BREAK + ',source.resume=delay:6000000@1'
     with visiting(t, accel, log=log, faults=faults) as (_, v):
         with v.guest(t) as b:
             wait_for('no link', 60, lambda: logged(v, 'paused'))
@@ -336,7 +337,7 @@ def called_without_link(t, accel):
 
 def link_breaks(t, accel):
     log = Ledger(t)
-    with visiting(t, accel, log=log, faults=f'tcp.serve.fault=fail@{BREAK_AT}') as (_, v):
+    with visiting(t, accel, log=log, faults=BREAK) as (_, v):
         with v.guest(t) as b:
             wait_for('another link', 60, lambda: logged(v, 'resumed'))
             reports(b)

@@ -169,20 +169,21 @@ def busy(t, accel):
         a.start_load()
         a.qmp('nbd-server-start', addr={'type': 'unix', 'data': {'path': nbd}})
 
-        def refused_both(text):
+        def refused_both(what):
+            text = what + ' of disk '
             with Move(t, a, launcher=('--launcher', 'exit 9; {host} {cmd}')) as m:
                 m.end(1, 'here', text)
             with Clone(t, a, 1) as c:
                 check_result(c, 3, {'failed': 1})
-                if text not in c.result['error']:
-                    raise Failed(f'{c.result}: want "{text}"')
+                if what not in c.result['error']:
+                    raise Failed(f'{c.result}: want "{what}"')
 
         a.qmp('blockdev-mirror', job_id='j', device='d0', target='copy', sync='full', speed=1)
-        refused_both("job 'j' (mirror) of disk ")
+        refused_both("job 'j' (mirror)")
         a.qmp('block-job-cancel', device='j', force=True)
         wait_for('end of the job', 20, lambda: not a.qmp('query-jobs'))
         a.qmp('block-export-add', type='nbd', id='e', node_name='d0', writable=True)
-        refused_both("export 'e' (nbd) of disk ")
+        refused_both("export 'e' (nbd)")
         a.qmp('block-export-del', id='e')
         wait_for('end of the export', 20, lambda: not a.qmp('query-block-exports'))
         a.qmp('block-export-add', type='nbd', id='r', node_name='d0')
