@@ -3,6 +3,7 @@
  * parent_pause.c - the guest that is forked stands still for a moment: its devices' state, its disks, its memory; see parent.h
  */
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -18,6 +19,8 @@
 #define MACHINE_END "-machine"
 #define SETTLE_MS 5000
 #define HOLD_TURN_MS 2
+#define ASK_AGAIN_MS 200
+#define ANSWER_LIMIT_MS 600000 /* of one whose disk hangs */
 #define RUN_STATE "\vglobalstate" /* its section, from the length of its name on */
 #define RUN_STATE_BEFORE 12u      /* instance, version, size */
 #define RUN_STATE_BYTES 100u
@@ -276,13 +279,17 @@ static int freeze_all(struct parent *p, const json_t *actions, struct device_sav
 /* Another monitor may have moved it away meanwhile: then it runs elsewhere */
 static int let_parent_run(struct parent *p, struct ff_error *why)
 {
+    const uint64_t end = ff_now_ms() + ANSWER_LIMIT_MS;
     char status[32];
     bool running = false;
     int rc;
 
-    do /* a QEMU that waits for a disk answers later, and does what it was told before: `stop` */
-        rc = ask_status(p, status, &running, why);
-    while (rc == -ETIMEDOUT || rc == -ENODATA);
+    /* a QEMU that waits for a disk answers later, and does what it was told before: `stop` */
+    while ((rc = ask_status(p, status, &running, why)) == -ETIMEDOUT || rc == -ENODATA) {
+        if (ff_now_ms() >= end)
+            return rc;
+        poll(NULL, 0, ASK_AGAIN_MS);
+    }
     if (rc || running)
         return rc;
     if (strcmp(status, "paused") && strcmp(status, "prelaunch"))
