@@ -187,16 +187,9 @@ uint64_t outside_parse_hva(const char *text, const char *block)
 
 static int ask_monitor(struct qmp *q, const char *line, json_t **answer, struct ff_error *err)
 {
-    int rc = qmp_command(q, "human-monitor-command", json_pack("{ss}", "command-line", line),
-                         answer, err);
+    int rc = qmp_hmp(q, line, answer, err);
 
-    if (rc)
-        return ff_error_context(err, "%s", line);
-    if (json_is_string(*answer))
-        return 0;
-    json_decref(*answer);
-    *answer = NULL;
-    return ff_error_set(err, EPROTO, "%s: the answer is no text", line);
+    return rc && rc != -EPROTO ? ff_error_context(err, "%s", line) : rc;
 }
 
 static bool has_own_region_name(const struct outside_block *b, unsigned n, unsigned i)

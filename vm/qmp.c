@@ -297,6 +297,18 @@ int qmp_command(struct qmp *q, const char *name, json_t *arguments, json_t **res
     return qmp_command_with_fd(q, name, arguments, -1, result, why);
 }
 
+int qmp_hmp(struct qmp *q, const char *line, json_t **text, struct ff_error *why)
+{
+    *text = NULL;
+    int rc = qmp_command(q, "human-monitor-command", json_pack("{ss}", "command-line", line), text, why);
+
+    if (rc || json_is_string(*text))
+        return rc;
+    json_decref(*text);
+    *text = NULL;
+    return ff_error_set(why, EPROTO, "%s: the answer is no text", line);
+}
+
 int qmp_add_key(struct qmp *q, const char *key, struct ff_error *why)
 {
     int rc = write_half(q);

@@ -60,6 +60,9 @@ int qmp_command_end(struct qmp *q, const char *name, int limit_ms, json_t **resu
 int qmp_command_with_fd(struct qmp *q, const char *name, json_t *arguments, int fd, json_t **result,
                         struct ff_error *why);
 
+/* As qmp_command(), human-monitor-command: @text is a JSON string, to be released; NULL after a failure. -EPROTO: it is none */
+int qmp_hmp(struct qmp *q, const char *line, json_t **text, struct ff_error *why);
+
 /* As qmp_command(), object-add of the secret KEY_SECRET: @key is of key_text_new() */
 int qmp_add_key(struct qmp *q, const char *key, struct ff_error *why);
 

@@ -39,10 +39,8 @@ static int link_down(struct qmp *q, const char *line, struct ff_error *err)
 int links_all_down(struct qmp *q, struct ff_error *err)
 {
     FF_AUTO_JSON json_t *text = NULL;
-    int rc = qmp_command(q, "human-monitor-command", json_pack("{ss}", "command-line", "info network"), &text, err);
+    int rc = qmp_hmp(q, "info network", &text, err);
 
-    if (!rc && !json_is_string(text))
-        rc = ff_error_set(err, EPROTO, "QEMU: info network: the answer is no text");
     if (rc)
         return rc;
     FF_AUTO_FREE char *copy = xstrdup(json_string_value(text));

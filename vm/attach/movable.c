@@ -49,16 +49,6 @@ static const struct {
     {"hv-balloon", left_out},
 };
 
-static int ask_text(struct qmp *q, const char *line, json_t **text, struct ff_error *err)
-{
-    int rc =
-        qmp_command(q, "human-monitor-command", json_pack("{ss}", "command-line", line), text, err);
-
-    if (rc || json_is_string(*text))
-        return rc;
-    return ff_error_set(err, EPROTO, "move: %s: the answer is no text", line);
-}
-
 /* It makes udmabufs of guest memory when it is loaded: pages appear behind the pager */
 static int check_blobs(struct qmp *q, const char *path, struct ff_error *err)
 {
@@ -119,7 +109,7 @@ static int check_tree(struct qmp *q, const char *command, struct ff_error *err)
 {
     FF_AUTO_JSON json_t *text = NULL;
     char *parent[DEPTH_MAX] = {NULL}, *rest;
-    int rc = ask_text(q, command, &text, err);
+    int rc = qmp_hmp(q, command, &text, err);
 
     if (rc)
         return rc;
@@ -137,7 +127,7 @@ static int check_netdevs(struct qmp *q, struct ff_error *err)
     static const char *const types[] = {"type=vhost-user", "type=vhost-vdpa",
                                         "vhost-user,connected"};
     FF_AUTO_JSON json_t *text = NULL;
-    int rc = ask_text(q, "info network", &text, err);
+    int rc = qmp_hmp(q, "info network", &text, err);
 
     for (size_t i = 0; !rc && i < FF_ARRAY_LEN(types); i++) {
         const char *at = strstr(json_string_value(text), types[i]);

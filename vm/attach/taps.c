@@ -52,11 +52,9 @@ static bool parse_tap(const char *line, struct named_tap *t)
 static int list_taps(struct qmp *q, struct named_tap **out, unsigned *n, struct ff_error *err)
 {
     FF_AUTO_JSON json_t *text = NULL;
-    int rc = qmp_command(q, "human-monitor-command", json_pack("{ss}", "command-line", "info network"), &text, err);
+    int rc = qmp_hmp(q, "info network", &text, err);
 
     *n = 0;
-    if (!rc && !json_is_string(text))
-        rc = ff_error_set(err, EPROTO, "QEMU: info network: the answer is no text");
     if (rc)
         return rc;
     FF_AUTO_FREE char *copy = xstrdup(json_string_value(text));
